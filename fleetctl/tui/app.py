@@ -1,40 +1,56 @@
 """The cockpit: what the person on call looks at. It draws snapshots of the controller's API and sends back decisions.
 
-One worker reads, and posts each snapshot as a message; the panes draw it. When the controller is away, the last good
-data stays on screen, dim, with how long ago contact was lost.
+One worker reads, and posts each snapshot as a message; the screen that is shown draws it. Another follows the
+controller's events, and has what they are about read at once. When the controller is away, the last good data stays
+on screen, dim, with how long ago contact was lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import getpass
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, ClassVar, Literal, Protocol
 
 import structlog
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.widgets import Footer, RichLog, TabbedContent, TabPane
+from textual.widgets import ContentSwitcher, Footer, RichLog
+from textual.worker import Worker
 
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.tui.confirm import Confirm
+from fleetctl.tui.deeds import Deeds, target_of
 from fleetctl.tui.fleet_pane import FleetPane
 from fleetctl.tui.held_logs import held_logs
+from fleetctl.tui.help_screen import HelpScreen
 from fleetctl.tui.incident_pane import IncidentPane
-from fleetctl.tui.incident_view import plan_of
+from fleetctl.tui.jump import Jump
+from fleetctl.tui.list_panes import AlertsPane, AuditPane, EventsPane
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
-from fleetctl.tui.snapshot import CockpitClient, Snapshot, SnapshotReader, asking
-from fleetctl.tui.status_bar import StatusBar
-from fleetctl.wire import ActionRequest, ApprovalRequest, IncidentStatus, Node, NodePhase, Run, RunStatus
-from runbooks.target import Target, TargetKind, node_target
-from runbooks.verb import Verb
+from fleetctl.tui.node_pane import NodePane
+from fleetctl.tui.order import Act, Answer, Handle, Names, Order, Simple, Wrong, completions, parse_order
+from fleetctl.tui.order import Jump as JumpOrder
+from fleetctl.tui.pane import Pane
+from fleetctl.tui.place import JUMPS, Place, Trail, Visit
+from fleetctl.tui.prompt_line import PromptLine
+from fleetctl.tui.reader import CockpitClient, SnapshotReader
+from fleetctl.tui.runbook_pane import RunbookPane
+from fleetctl.tui.section_panes import NowPane, TrafficPane
+from fleetctl.tui.snapshot import Snapshot, Wanted, asking
+from fleetctl.tui.status_bar import PlaceBar, StatusBar
+from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TokenRole
 from runbooks.verbs import VERBS
 
 log = structlog.get_logger()
 
-POLL_EVERY_S = 1.0
+POLL_EVERY_S = 2.0
+EVENTS_WAIT_S = 25.0
+EVENTS_AT_START = 1000
+EVENTS_GAP_S = 0.5  # a storm of events is read in parts
+LOG_LINES = 200
 
 
 class Closable(CockpitClient, Protocol):
@@ -46,26 +62,50 @@ class Closable(CockpitClient, Protocol):
 
 
 ClientFactory = Callable[[], Closable]
+FRAME_KEYS = (
+    ("g, then a letter", f"go to a screen: {', '.join(f'{key} {place.label}' for key, place in JUMPS.items())}"),
+    ("1 to 9", "the same, in this order"),
+    ("[ and ]", "back and forward"),
+    ("/", "filter: text, zone=a, !word"),
+    (":", "a command, as after fleetctl; Tab completes; --dry-run does nothing"),
+    ("Esc", "end the filter; else go back"),
+    ("r", "look again now"),
+    ("q", "quit"),
+)
 
 
 class Cockpit(App[None]):
-    """The shell: keys, tabs, the poller, and the calls that change something."""
+    """The shell: keys, screens, the poller, and what is sent."""
 
     CSS_PATH = "fleet.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012 - as Textual declares it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide"), (190, "-huge")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "tab('fleet-tab')", "Fleet", show=False),
-        Binding("2", "tab('incident-tab')", "Incidents", show=False),
+        Binding("g", "jump", "Go"),
+        Binding("slash", "filter", "Filter", show=False),
+        Binding("colon", "command", "Command", show=False),
         Binding("a", "decide('approve')", "Approve"),
         Binding("d", "decide('deny')", "Deny"),
+        Binding("x", "dry_run", "Dry-run"),
+        Binding("T", "take", "Take over"),
         Binding("p", "page", "Page"),
+        Binding("P", "order_run('pause')", "Pause"),
+        Binding("S", "order_run('skip')", "Skip"),
+        Binding("X", "order_run('cancel')", "Cancel"),
         *(
             Binding(shortcut.key, f"verb('{verb.name}', '{shortcut.options}')", shortcut.label)
             for verb in VERBS.values()
             for shortcut in verb.shortcuts
         ),
+        *(
+            Binding(str(number), f"go('{place.value}')", place.label, show=False)
+            for number, place in enumerate(Place, 1)
+        ),
+        Binding("left_square_bracket,alt+left", "step(-1)", "Back", show=False),
+        Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False),
+        Binding("escape", "leave", "Back", show=False),
         Binding("r", "refresh_now", "Refresh", show=False),
+        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -86,44 +126,66 @@ class Cockpit(App[None]):
         self.animation_level = "none"  # a screen to act on, often over a slow line
         self.snapshot = Snapshot()
         self.failure: Exception | None = None  # what `until` raised
+        self.trail = Trail()
         self._client_factory = client_factory
         self._controller: Closable | None = None
+        self._reader: SnapshotReader | None = None
+        self._deeds: Deeds | None = None
         self._by = by if by is not None else getpass.getuser()
         self._until = until
         self._on_ready = on_ready
         self._now = now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
-        self._offered: tuple[bool | None, ...] = ()
+        self._offered: tuple[object, ...] = ()
+        self._log_worker: Worker[None] | None = None
+        self._log_of: str | None = None
         # Held, not looked up: a look-up searches the top screen, which may be a question to the person.
         self._bar = StatusBar(title)
-        self._tabs = TabbedContent(id="tabs")
+        self._places = PlaceBar()
         self._fleet = FleetPane()
-        self._pane = IncidentPane()
+        self._incident = IncidentPane()
+        self._runbook = RunbookPane()
+        self._node = NodePane()
+        parts: Iterable[Pane] = (
+            NowPane(),
+            self._fleet,
+            AlertsPane(),
+            self._incident,
+            self._runbook,
+            self._node,
+            TrafficPane(),
+            EventsPane(),
+            AuditPane(),
+        )
+        self._panes = {pane.PLACE: pane for pane in parts}
+        self._switcher = ContentSwitcher(*self._panes.values(), initial=Place.NOW.value, id="panes")
+        self._prompt = PromptLine(lambda text: completions(text, self._names()))
         self._story_panel = Vertical(id="story-panel")
         self._story_log = RichLog(id="story", wrap=True, min_width=0, max_lines=500, auto_scroll=True)
         self._story: list[str] = []  # told before the screen was there
 
     def compose(self) -> ComposeResult:
-        """Status bar, tabs, story and footer."""
+        """Status, screens, story, prompt and footer."""
         yield self._bar
-        with self._tabs:
-            with TabPane("1 Fleet", id="fleet-tab"):
-                yield self._fleet
-            with TabPane("2 Incidents", id="incident-tab"):
-                yield self._pane
+        yield self._places
+        yield self._switcher
         with self._story_panel:
             yield self._story_log
+        yield self._prompt
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         """Begin to read snapshots."""
         self._controller = self._client_factory()
+        self._deeds = Deeds(self, self._controller, self._by, self._look_again)
         self._draw()
-        self._fleet.table.focus()
+        self._pane.main.focus()
         self.set_interval(1.0, self._draw)  # ages grow between snapshots as well
         if self._poll_every_s is not None:
-            self.run_worker(self._poll(self._controller, self._poll_every_s), name="poller", exit_on_error=True)
+            self._reader = SnapshotReader(self._controller, self._now)
+            self.run_worker(self._poll(self._reader, self._poll_every_s), name="poller", exit_on_error=True)
+            self.run_worker(self._follow(self._controller, self._reader), name="follower", exit_on_error=True)
         if self._until is not None:
             self.run_worker(self._leave_when_done(self._until), name="until", exit_on_error=True)
         for line in self._story:
@@ -144,6 +206,11 @@ class Cockpit(App[None]):
         else:
             self._story.append(line)
 
+    @property
+    def _pane(self) -> Pane:
+        """The screen that is shown."""
+        return self._panes[self.trail.here.place]
+
     # -- what comes in ------------------------------------------------------------------------------------------
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
@@ -153,133 +220,334 @@ class Cockpit(App[None]):
         self.snapshot = message.snapshot
         for incident in self.snapshot.incidents:
             if incident.status is not IncidentStatus.RESOLVED and incident.id not in known and not first:
-                self.notify(f"{incident.title}  (2 opens it)", title="Incident", severity="error", markup=False)
+                self.notify(f"{incident.title}  (g i opens it)", title="Incident", severity="error", markup=False)
         self._draw()
 
-    def on_incident_pane_chosen(self) -> None:
-        """Read the chosen incident in full."""
-        self._wake.set()  # fetch the chosen one in full now
+    def on_pane_about(self, message: Pane.About) -> None:
+        """Read what was chosen in full."""
+        self.trail = self.trail.about(message.subject)
+        self._wake.set()
+
+    def on_pane_asks(self, message: Pane.Asks) -> None:
+        """Another screen."""
+        self.go(Visit(message.place, message.subject))
 
     def on_story_told(self, message: StoryTold) -> None:
         """Add a line to the story."""
         self._story_panel.add_class("-told")
         self._story_log.write(message.line)
 
-    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Focus the table of the tab that came to the front, and offer its keys."""
-        (self._fleet.table if event.pane.id == "fleet-tab" else self._pane.table).focus()
-        self._offer_keys()
+    # -- where we are -------------------------------------------------------------------------------------------
 
-    # -- keys ---------------------------------------------------------------------------------------------------
+    def go(self, visit: Visit) -> None:
+        """Show a screen, about what it was about before where nothing is named."""
+        if visit.subject is None and visit.place in (Place.NODE, Place.INCIDENT):
+            chosen = self._fleet.selected
+            node = self._node.subject or (chosen.name if chosen is not None else None)
+            visit = Visit(visit.place, node if visit.place is Place.NODE else self._incident.subject)
+        self.trail = self.trail.to(visit)
+        self._arrive()
+
+    def _arrive(self) -> None:
+        here, pane = self.trail.here, self._pane
+        pane.subject = here.subject
+        self._prompt.close()
+        self._switcher.current = here.place.value
+        self._draw()
+        pane.main.focus()
+        self._follow_log()
+        self._wake.set()
+
+    def action_jump(self) -> None:
+        """The next key names a screen."""
+
+        def chosen(place: Place | None) -> None:
+            if place is not None:
+                self.go(Visit(place))
+
+        self.push_screen(Jump(), chosen)
+
+    def action_go(self, place: str) -> None:
+        """Show a screen."""
+        self.go(Visit(Place(place)))
+
+    def action_step(self, steps: int) -> None:
+        """Back or forward."""
+        moved = self.trail.moved(steps)
+        if moved.at != self.trail.at:
+            self.trail = moved
+            self._arrive()
+
+    def action_leave(self) -> None:
+        """End the filter; else go back."""
+        if self._pane.words:
+            self._pane.narrow("")
+            self._places.show(self.trail.here, "")
+        else:
+            self.action_step(-1)
+
+    def action_filter(self) -> None:
+        """Type what lines have to fit."""
+        self._prompt.open("filter", self._pane.words)
+
+    def action_command(self) -> None:
+        """Type a command."""
+        self._prompt.open("order")
+
+    def action_help(self) -> None:
+        """The keys of this screen, and those of all."""
+        self.push_screen(HelpScreen(self._pane.PLACE.label, self._keys()))
+
+    def _keys(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """What can be pressed here, as it is declared."""
+        pane = self._pane
+        ours = [one for widget in (pane.main, pane) for one in type(widget).__mro__ if one.__module__ in OUR_MODULES]
+        own = [binding for one in ours for binding in vars(one).get("BINDINGS", ())]
+        said: dict[str, str] = {}
+        for one in own:  # the nearest first, which is the one that works
+            taken = {key for keys in said for key in keys.split(",")}
+            if isinstance(one, Binding) and one.description and taken.isdisjoint(one.key.split(",")):
+                said[one.key] = one.description
+        acts = {
+            one.key: one.description
+            for one in self.BINDINGS
+            if isinstance(one, Binding)
+            and one.show
+            and one.action.partition("(")[0] in ACTS
+            and self._offers(one.action)
+        }
+        here = [(_shown_key(key), what) for key, what in {**said, **acts}.items()]
+        return [("Here", here), ("Everywhere", list(FRAME_KEYS))]
+
+    # -- what is typed ------------------------------------------------------------------------------------------
+
+    def on_prompt_line_typed(self, message: PromptLine.Typed) -> None:
+        """Filter while it is typed."""
+        self._pane.narrow(message.text)
+        self._places.show(self.trail.here, message.text)
+
+    def on_prompt_line_done(self, message: PromptLine.Done) -> None:
+        """Keep the filter, or do what was typed."""
+        self._pane.main.focus()
+        if message.purpose == "filter":
+            self._pane.narrow(message.text)
+        elif message.text:
+            self._obey(parse_order(message.text))
+
+    def on_prompt_line_left(self, message: PromptLine.Left) -> None:
+        """Nothing was typed."""
+        if message.purpose == "filter":
+            self._pane.narrow("")
+            self._places.show(self.trail.here, "")
+        self._pane.main.focus()
+
+    def _obey(self, order: Order) -> None:
+        assert self._deeds is not None
+        match order:
+            case JumpOrder(visit, group):
+                if group is not None:
+                    self._fleet.group = group
+                self.go(visit)
+            case Act():
+                self._deeds.act(order, self.snapshot.nodes)
+            case Answer(run_id, approve):
+                self._answer(run_id, approve)
+            case Handle(what, incident_id, to):
+                self._deeds.handle(incident_id, None if what == "ack" else to)
+            case Simple("quit"):
+                self.exit()
+            case Simple("help"):
+                self.action_help()
+            case Simple():
+                self.action_refresh_now()
+            case Wrong(why, remedy):
+                self.notify(f"{why}\n{remedy}".strip(), title="Not done", severity="warning", timeout=10, markup=False)
+
+    def _answer(self, run_id: str, approve: bool) -> None:
+        """A run that was named: the question shows it as it was last read."""
+        assert self._deeds is not None
+        focus = self.snapshot.focus
+        known = [*(focus.runs if focus is not None else ()), *self.snapshot.runs]
+        run = next((one for one in known if one.id == run_id), None)
+        if run is None:
+            self._obey(Wrong(f"no run {run_id} is known here", f"run {run_id}, or fleetctl get runs"))
+        else:
+            self._deeds.decide(run, approve)
+
+    def _names(self) -> Names:
+        snapshot = self.snapshot
+        return Names(
+            nodes=[node.name for node in snapshot.nodes],
+            pools=[pool.name for pool in snapshot.pools],
+            incidents=[one.id for one in snapshot.incidents],
+            runs=[run.id for run in snapshot.runs],
+            runbooks=sorted({run.runbook for run in snapshot.runs} - {"action"}),
+            alerts=sorted({alert.name for alert in snapshot.alerts}),
+        )
+
+    # -- keys that do something ---------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only the keys that can do something now are shown and work."""
-        if len(self.screen_stack) > 1 and action != "focus_next":
+        if len(self.screen_stack) > 1 and action not in ("focus_next", "pop_screen"):
             return False  # the question on screen comes first
-        active = self._tabs.active if self._tabs.is_mounted else ""
-        if action == "decide":
-            return asking(self._pane.shown) is not None
-        if action == "page":
-            return active == "incident-tab" and self.snapshot.page is not None
-        if action == "verb":
-            return active == "fleet-tab" and bool(self.snapshot.nodes)
+        return self._offers(action)
+
+    def _offers(self, action: str) -> bool:
+        """Whether this action can do something now."""
+        name = action.partition("(")[0]
+        place = self.trail.here.place
+        run = self._runbook.run_shown if place is Place.RUNBOOK else None
+        match name:
+            case "decide":
+                return self._asking() is not None and self.snapshot.may(TokenRole.APPROVER)
+            case "dry_run":
+                asked = self._asking()
+                return (
+                    asked is not None and asked.status is RunStatus.PROPOSED and self.snapshot.may(TokenRole.OPERATOR)
+                )
+            case "take":
+                return (
+                    place is Place.INCIDENT
+                    and self._incident.shown is not None
+                    and self.snapshot.may(TokenRole.OPERATOR)
+                )
+            case "page":
+                return place is Place.INCIDENT and self.snapshot.page is not None
+            case "order_run":
+                live = run is not None and not run.status.is_terminal and run.status is not RunStatus.PROPOSED
+                return live and self.snapshot.may(TokenRole.OPERATOR)
+            case "verb":
+                return self._chosen_node() is not None and self.snapshot.may(TokenRole.OPERATOR)
+            case "filter":
+                return self._pane.CAN_FILTER
         return True
 
-    def action_tab(self, tab: str) -> None:
-        """Bring a tab to the front."""
-        self._tabs.active = tab
+    def _asking(self) -> Run | None:
+        """The run that waits for a person: on the Runbook screen the one that is shown, else the incident's."""
+        if self.trail.here.place is Place.RUNBOOK and self.trail.here.subject is not None:
+            run = self._runbook.run_shown
+            waits = run is not None and (
+                run.status is RunStatus.PROPOSED or (run.question and not run.status.is_terminal)
+            )
+            return run if waits else None
+        return asking(self._incident_shown())
 
-    def action_page(self) -> None:
-        """Bring the runbook's page into view."""
-        self._pane.to_page()
+    def _incident_shown(self) -> Any:
+        return self.snapshot.focus
 
-    def action_refresh_now(self) -> None:
-        """Read a snapshot now."""
-        self._wake.set()
+    def _chosen_node(self) -> Node | None:
+        if self.trail.here.place is Place.FLEET:
+            return self._fleet.selected
+        return self._node.node if self.trail.here.place is Place.NODE else None
 
     def action_decide(self, decision: str) -> None:
         """Approve or deny the proposal that is shown, or answer what a run asks."""
-        run = asking(self._pane.shown)
-        if run is None:
+        run = self._asking()
+        if run is None or self._deeds is None:
             return
-        self.action_tab("incident-tab")
-        approve = decision == "approve"
-        if run.question:
-            question = f"Yes to {run.runbook}?" if approve else f"No to {run.runbook}? What it did is undone."
-            details: tuple[str, ...] = (run.question, *(plan_of(run) if approve else ()))
-        elif approve:
-            question = f"Run {run.runbook}?"
-            details = (*plan_of(run), "", run.reason, run.prediction, run.approval, run.held)
-        else:
-            question = f"Deny {run.runbook}? Nothing will be done."
-            details = (run.title, run.reason)
-        words = ("Yes", "No") if run.question else ("Approve", "Deny")
+        if self.trail.here.place not in (Place.INCIDENT, Place.RUNBOOK):
+            self.go(Visit(Place.INCIDENT, run.incident_id))
+        self._deeds.decide(run, decision == "approve")
 
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.run_worker(self._decide(run, approve), name="decide", exit_on_error=True)
+    def action_dry_run(self) -> None:
+        """What the proposal would do."""
+        run = self._asking()
+        if run is not None and self._deeds is not None:
+            self._deeds.try_run(run)
 
-        self.push_screen(Confirm(question, details, words[0] if approve else words[1]), answered)
+    def action_take(self) -> None:
+        """This person has it."""
+        incident = self._incident.shown
+        if incident is not None and self._deeds is not None:
+            self._deeds.take(incident)
+
+    def action_page(self) -> None:
+        """The page of the incident's run."""
+        self.go(Visit(Place.RUNBOOK))
+
+    def action_order_run(self, what: Literal["pause", "skip", "cancel"]) -> None:
+        """Pause the run or let it go on, skip its step, cancel it."""
+        run = self._runbook.run_shown
+        if run is not None and self._deeds is not None:
+            self._deeds.order_run(run, "resume" if what == "pause" and run.paused_by else what)
 
     def action_verb(self, name: str, options: str) -> None:
         """Ask whether to do this to the chosen node, or to its pool where the verb takes pools."""
-        node = self._fleet.selected
-        if node is None:
-            return
-        verb = VERBS[name]
-        target = target_of(verb, node)
-        command = f"{name} {target} {options}".rstrip()
+        node = self._chosen_node()
+        if node is not None:
+            self._obey(parse_order(f"{name} {target_of(VERBS[name], node)} {options}".rstrip()))
 
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self.run_worker(self._act(command), name="act", exit_on_error=True)
+    def action_refresh_now(self) -> None:
+        """Read everything now."""
+        self._look_again()
 
-        details = (f"fleetctl {command}", *standing_of(target, self.snapshot.nodes))
-        self.push_screen(Confirm(f"{name} {target}?", details, name.capitalize()), answered)
-
-    # -- calls --------------------------------------------------------------------------------------------------
-
-    async def _decide(self, run: Run, approve: bool) -> None:
-        assert self._controller is not None
-        try:
-            request = ApprovalRequest(decision="approve" if approve else "deny", by=self._by)
-            answer = await self._controller.decide(run.id, request)
-        except FleetctlError as error:
-            self._tell(error)
-        else:
-            log.info("run.decided", run_id=run.id, runbook=run.runbook, decision=request.decision, by=self._by)
-            self.notify(f"{answer.title or answer.runbook}: {_status_words(answer)}", markup=False)
+    def _look_again(self) -> None:
+        if self._reader is not None:
+            self._reader.forget()
         self._wake.set()
-
-    async def _act(self, command: str) -> None:
-        assert self._controller is not None
-        try:
-            request = ActionRequest(command=command, requested_by=self._by, reason="from the cockpit")
-            answer = await self._controller.act(request)
-        except FleetctlError as error:
-            self._tell(error)
-        else:
-            log.info("action.requested", run_id=answer.id, command=command, by=self._by)
-            self.notify(f"{command}: {_status_words(answer)}", markup=False)
-        self._wake.set()
-
-    def _tell(self, error: FleetctlError) -> None:
-        """An error is news for a person: it stays until the next one would have gone."""
-        text = f"{error.message}\n{error.remedy}" if error.remedy else error.message
-        log.warning("request.failed", error=error.message)
-        self.notify(text, title="Not done", severity="error", timeout=15, markup=False)
 
     # -- loops --------------------------------------------------------------------------------------------------
 
-    async def _poll(self, controller: CockpitClient, every_s: float) -> None:
-        reader = SnapshotReader(controller, self._now)
+    def _wanted(self) -> Wanted:
+        here = self.trail.here
+        return Wanted(
+            self._pane.NEEDS,
+            incident=self._incident.subject,
+            node=self._node.subject,
+            page=self._runbook.page_wanted if here.place is Place.RUNBOOK else None,
+        )
+
+    async def _poll(self, reader: SnapshotReader, every_s: float) -> None:
         while True:
             self._wake.clear()
-            self.post_message(SnapshotTaken(await reader.read(self._pane.chosen)))
+            self.post_message(SnapshotTaken(await reader.read(self._wanted())))
             try:
                 await asyncio.wait_for(self._wake.wait(), every_s)
             except TimeoutError:
                 continue
+
+    async def _follow(self, controller: CockpitClient, reader: SnapshotReader) -> None:
+        """Have what events are about read at once. While they can't be followed, the poller reads all the same."""
+        after: int | None = None
+        while True:
+            try:
+                if after is None:
+                    entries = await controller.newest_events(EVENTS_AT_START)
+                else:
+                    entries = await controller.events(after, EVENTS_WAIT_S)
+            except FleetctlError as error:
+                log.debug("events.unread", error=error.message)
+                await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
+                continue
+            after = max((entry.seq for entry in entries), default=after or 0)
+            if entries:
+                reader.heard(entries)
+                self._wake.set()
+                await asyncio.sleep(EVENTS_GAP_S)
+
+    def _follow_log(self) -> None:
+        """Follow the shown node's log, and nobody else's."""
+        name = self._node.subject if self.trail.here.place is Place.NODE else None
+        if name == self._log_of:
+            return
+        self._log_of = name
+        if self._log_worker is not None:
+            self._log_worker.cancel()
+            self._log_worker = None
+        if name is not None and self._controller is not None and self._poll_every_s is not None:
+            self._log_worker = self.run_worker(self._show_log(self._controller, name), name="log", exit_on_error=True)
+
+    async def _show_log(self, controller: CockpitClient, name: str) -> None:
+        self._node.begin_log(name)
+        try:
+            async for line in controller.follow_node_logs(name, LOG_LINES):
+                self._node.add_log(line)
+        except FleetctlError as error:
+            self._node.end_log(error.message)
+        else:
+            self._node.end_log("the controller ended it; r reads on")
+            self._log_of = None
 
     async def _leave_when_done(self, until: Awaitable[object]) -> None:
         try:
@@ -294,31 +562,28 @@ class Cockpit(App[None]):
             return  # the last snapshot came while the cockpit was closing
         now = self._now()
         self._bar.show(self.snapshot, now)
-        self._fleet.show(self.snapshot, now)
         self._pane.show(self.snapshot, now)
+        self._places.show(self.trail.here, self._pane.words)
         self._offer_keys()
 
     def _offer_keys(self) -> None:
         """Redraw the footer when other keys can do something than before; doing it always makes it flicker."""
-        offered = tuple(self.check_action(action, ()) for action in ("decide", "page", "verb"))
+        offered = (*(self._offers(action) for action in ACTS), self.trail.here.place)
         if offered != self._offered:
             self._offered = offered
             self.refresh_bindings()
 
 
-def target_of(verb: Verb, node: Node) -> Target:
-    """What a key acts on while `node` is chosen."""
-    if TargetKind.NODE in verb.kinds:
-        return node_target(node.name)
-    return Target(TargetKind.POOL, node.pool)
+OUR_MODULES = frozenset(
+    f"fleetctl.tui.{name}" for name in ("pane", "live_table", "fleet_pane", "incident_pane", "runbook_pane")
+)
+ACTS = ("decide", "dry_run", "take", "page", "order_run", "verb", "filter")
 
 
-def standing_of(target: Target, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """How what is acted on stands now, in a line."""
-    if target.kind is TargetKind.NODE:
-        return tuple(f"{one.name} is {one.phase.value.replace('_', ' ')}" for one in nodes if one.name == target.name)
-    pool = [one for one in nodes if one.pool == target.name and one.phase is not NodePhase.STOPPED]
-    return (f"{target.words}: {len(pool)} nodes, {sum(one.phase is NodePhase.READY for one in pool)} ready",)
+def _shown_key(key: str) -> str:
+    """A key as it stands on the keyboard."""
+    names = {"plus": "+", "minus": "-", "slash": "/", "colon": ":", "question_mark": "?"}
+    return ", ".join(names.get(one, one) for one in key.split(","))
 
 
 async def run_cockpit(
@@ -335,13 +600,8 @@ async def run_cockpit(
     Log lines are held meanwhile: stderr is the same terminal.
     """
     cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready)
+    gc.freeze()  # modules and classes live as long as we do: without it each snapshot has them all looked through
     with held_logs():
         await cockpit.run_async()
     if cockpit.failure is not None:
         raise cockpit.failure
-
-
-def _status_words(run: Run) -> str:
-    """A run's status; of a proposal that needs several persons, who said yes and how many more it needs."""
-    waits = run.approval if run.status is RunStatus.PROPOSED else ""
-    return f"{run.status.value}, {waits}" if waits else run.status.value

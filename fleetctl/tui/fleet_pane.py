@@ -1,72 +1,83 @@
-"""The Fleet tab: every node in one row, and what the row has no room for about the chosen one."""
+"""The Fleet screen: every node in one row, grouped, ordered and filtered; and the chosen one in a few lines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from rich.text import Text
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.widgets import DataTable, Static
 
-from fleetctl.tui.keyed_table import KeyedTable
-from fleetctl.tui.rich_text import line
-from fleetctl.tui.snapshot import Snapshot
-from fleetctl.tui.view_model import FLEET_COLUMNS, FLEET_NUMBERS, fleet_rows, node_lines
+from fleetctl.tui.cell import Cell
+from fleetctl.tui.fleet_view import FLEET_COLUMNS, GROUPS, NodeRow, fleet_lines
+from fleetctl.tui.listing import Line
+from fleetctl.tui.live_table import LiveTable
+from fleetctl.tui.node_view import node_lines
+from fleetctl.tui.pane import TablePane
+from fleetctl.tui.place import Place
+from fleetctl.tui.snapshot import Part
 from fleetctl.wire import Node
 
 
-class FleetPane(Vertical):
+class FleetPane(TablePane):
     """The table of nodes, and the chosen one in detail."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("s", "toggle_stopped", "Stopped", show=False)]
+    PLACE = Place.FLEET
+    NEEDS = frozenset({Part.NODES, Part.POOLS, Part.GROUPS, Part.PAST})
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("b", "group", "Group"),
+        Binding("s", "toggle_stopped", "Stopped nodes", show=False),
+    ]
 
     def __init__(self) -> None:
-        super().__init__(id="fleet")
-        self.table = KeyedTable(FLEET_COLUMNS, id="nodes", numbers=FLEET_NUMBERS)
-        self._detail = Static(id="node")
-        self._snapshot = Snapshot()
-        self._now = 0.0
-        self._with_stopped = False
-
-    def compose(self) -> ComposeResult:
-        """Table above, detail below."""
-        yield self.table
-        yield self._detail
+        super().__init__(FLEET_COLUMNS, table_id="nodes", empty="The fleet has no nodes.  fleetctl node start NAME")
+        self.group = "pool"
+        self.with_stopped = False
 
     @property
     def selected(self) -> Node | None:
         """The node under the cursor; None without one."""
-        key = self.table.selected_key
-        return next((node for node in self._snapshot.nodes if node.name == key), None)
+        row: NodeRow | None = self.table.selected
+        return row.node if row is not None else None
 
-    def show(self, snapshot: Snapshot, now: float) -> None:
-        """Draw this snapshot."""
-        self._snapshot, self._now = snapshot, now
-        self.set_class(snapshot.cut_off_since is not None, "-cut-off")
-        self.table.show(fleet_rows(snapshot, now, self.app.size.width, with_stopped=self._with_stopped))
-        self._show_node()
+    def lines(self) -> Sequence[Line[NodeRow]]:
+        """Nodes under their groups."""
+        found = fleet_lines(
+            self.snapshot,
+            self.now,
+            words=self.words,
+            group=self.group,
+            order=self.order,
+            with_stopped=self.with_stopped,
+        )
+        stopped = len(self.snapshot.nodes)
+        self._empty = (
+            f"No node runs; {stopped} stopped, s shows them.  fleetctl node start NAME"
+            if stopped
+            else "The fleet has no nodes.  fleetctl node start NAME"
+        )
+        return found
+
+    def detail(self, row: NodeRow) -> Iterable[Cell]:
+        """What the table has no room for."""
+        pool = next((one for one in self.snapshot.pools if one.name == row.node.pool), None)
+        return node_lines(row.node, self.now, pool)
+
+    def action_group(self) -> None:
+        """Group by the next thing."""
+        names = list(GROUPS)
+        self.group_by(names[(names.index(self.group) + 1) % len(names)])
+
+    def group_by(self, group: str) -> None:
+        """Group by this."""
+        self.group = group
+        self.draw()
 
     def action_toggle_stopped(self) -> None:
         """Show stopped nodes, or leave them out again."""
-        self._with_stopped = not self._with_stopped
-        self.show(self._snapshot, self._now)
+        self.with_stopped = not self.with_stopped
+        self.draw()
 
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Show the node that the cursor moved to."""
+    def on_live_table_opened(self, event: LiveTable.Opened) -> None:
+        """A node has a screen of its own."""
         event.stop()
-        self._show_node()
-
-    def _show_node(self) -> None:
-        node = self.selected
-        if node is not None:
-            pool = next((one for one in self._snapshot.pools if one.name == node.pool), None)
-            text = Text("\n").join(line((cell,)) for cell in node_lines(node, self._now, pool))
-        elif self._snapshot.known_at is None:
-            text = Text("Nothing is known yet: the controller has not answered.", style="dim")
-        else:
-            stopped = len(self._snapshot.nodes)
-            held = f"No node runs; {stopped} stopped, s shows them." if stopped else "The fleet has no nodes."
-            text = Text(f"{held}  fleetctl node start NAME", style="dim")
-        self._detail.update(text)
+        self.post_message(self.Asks(Place.NODE, event.key))

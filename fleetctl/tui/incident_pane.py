@@ -1,4 +1,4 @@
-"""The Incidents tab: the list, and everything about the chosen one, with the page of its runbook."""
+"""The Incident screen: the list, and everything about the chosen one."""
 
 from __future__ import annotations
 
@@ -7,133 +7,123 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
-from textual.message import Message
-from textual.widgets import DataTable, Markdown, Static
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Static
 
-from fleetctl.tui.incident_view import INCIDENT_COLUMNS, StorySection, incident_rows, incident_view
-from fleetctl.tui.keyed_table import KeyedTable
+from fleetctl.tui.cell import StorySection
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view
+from fleetctl.tui.live_table import LiveTable
+from fleetctl.tui.pane import Pane
+from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint_section
-from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Incident, IncidentStatus
+from fleetctl.tui.snapshot import is_closed
+from fleetctl.wire import Incident
 
-# StorySection of the view, and which of its columns takes the room that is left.
-_SECTIONS = (("head", 1), ("ask", 1), ("run", 2), ("diagnosis", 1), ("timeline", 1))
+# Sections of the view. On a wide screen the second column stands beside the first.
+_COLUMNS = (("head", "ask", "run"), ("diagnosis", "timeline"))
 
 
-class IncidentPane(Vertical):
-    """The list of incidents, and the chosen one with its page."""
+class IncidentPane(Pane):
+    """The list of incidents, and the chosen one."""
 
+    PLACE = Place.INCIDENT
+    CAN_FILTER = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j", "scroll_detail(4)", "Down"),
-        Binding("k", "scroll_detail(-4)", "Up"),
+        Binding("j", "scroll_detail(4)", "Down", show=False),
+        Binding("k", "scroll_detail(-4)", "Up", show=False),
     ]
 
-    class Chosen(Message):
-        """A person moved to another incident."""
-
-        def __init__(self, incident_id: str) -> None:
-            super().__init__()
-            self.incident_id = incident_id
-
     def __init__(self) -> None:
-        super().__init__(id="incident")
-        self.table = KeyedTable(INCIDENT_COLUMNS, id="incidents", show_header=False)
-        self._detail = VerticalScroll(id="detail")
-        self._sections = {name: Static(id=name, classes="section") for name, _ in _SECTIONS}
-        self._page = Markdown(id="page", open_links=False)
-        self._snapshot = Snapshot()
-        self._chosen: str | None = None
+        super().__init__()
+        self.table = _IncidentTable(INCIDENT_COLUMNS, id="incidents")
+        self._detail = VerticalScroll(id="detail", can_focus=False)
+        self._sections = {name: Static(id=name, classes="section") for names in _COLUMNS for name in names}
         self._drawn: dict[str, StorySection | None] = {}
-        self._page_drawn = ""
 
     def compose(self) -> ComposeResult:
-        """The list; below it the sections and the page."""
+        """The list; beside or below it the sections."""
         yield self.table
-        with self._detail:
-            yield from self._sections.values()
-            yield self._page
+        with self._detail, Container(id="detail-columns"):
+            for names in _COLUMNS:
+                with Vertical(classes="detail-column"):
+                    for name in names:
+                        yield self._sections[name]
 
     @property
-    def chosen(self) -> str | None:
-        """Id of the incident that is shown; None before there is one."""
-        return self._chosen
+    def main(self) -> Widget:
+        """The list."""
+        return self.table
 
     @property
     def shown(self) -> Incident | None:
         """The chosen incident with as much as is known of it."""
-        focus = self._snapshot.focus
-        if focus is not None and focus.id == self._chosen:
+        focus = self.snapshot.focus
+        wanted = self.subject or (self.snapshot.incidents[0].id if self.snapshot.incidents else None)
+        if focus is not None and focus.id == wanted:
             return focus
-        return next((one for one in self._snapshot.incidents if one.id == self._chosen), None)
+        return next((one for one in self.snapshot.incidents if one.id == wanted), None)
 
-    def show(self, snapshot: Snapshot, now: float) -> None:
-        """Draw this snapshot."""
-        self._snapshot = snapshot
-        self.set_class(snapshot.cut_off_since is not None, "-cut-off")
-        width = self.table.size.width or self.app.size.width
-        self.table.show(incident_rows(snapshot.incidents, now, width))
+    def draw(self) -> None:
+        """The list, and the chosen one's sections."""
         self._follow()
         incident = self.shown
+        self.table.show(incident_lines(self.snapshot, self.now, self.words))
+        if incident is not None:
+            self.table.select(incident.id)
         self.set_class(incident is None, "-empty")
         if incident is None:
-            self._draw("head", 0, None)
-            known = snapshot.known_at is not None
-            text = "No incidents. All quiet." if known else "Nothing is known yet."
+            text = "No incidents. All quiet." if self.snapshot.known_at is not None else "Nothing is known yet."
             self._sections["head"].update(Text(text, style="dim"))
             self._drawn.clear()
-        else:
-            view = incident_view(incident, now)
-            for name, wide in _SECTIONS:
-                self._draw(name, wide, getattr(view, name))
-        self._draw_page(incident)
+            return
+        view = incident_view(incident, self.now)
+        for name in self._sections:
+            self._draw(name, getattr(view, name))
 
     def action_scroll_detail(self, lines: int) -> None:
         """Scroll the detail by so many lines."""
         self._detail.scroll_relative(y=lines, animate=False)
 
-    def to_page(self) -> None:
-        """Scroll to the runbook's page."""
-        self._page.scroll_visible(top=True, animate=False)
-
-    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Tell which incident the cursor moved to."""
+    def on_live_table_moved(self, event: LiveTable.Moved) -> None:
+        """Show the incident that the cursor moved to."""
         event.stop()
-        key = event.row_key.value
-        # Rows that come and go move the cursor as well: only a move by hand chooses.
-        if key is not None and key != self._chosen and self.table.has_focus:
-            self._chosen = key
-            self.post_message(self.Chosen(key))
+        self.subject = event.key
+        self.post_message(self.About(event.key))
+        self.draw()
+
+    def on_live_table_opened(self, event: LiveTable.Opened) -> None:
+        """The page that it is about."""
+        event.stop()
+        self.post_message(self.Asks(Place.RUNBOOK))
 
     def _follow(self) -> None:
         """Keep what was chosen while it is open; a new open incident takes the place of a closed one."""
-        incidents = self._snapshot.incidents
-        current = next((one for one in incidents if one.id == self._chosen), None)
+        incidents = self.snapshot.incidents
+        current = next((one for one in incidents if one.id == self.subject), None)
         gravest = incidents[0] if incidents else None
-        if gravest is None:
-            self._chosen = None
-        elif current is None or (_is_closed(current) and not _is_closed(gravest)):
-            self._chosen = gravest.id
-            self.table.select(gravest.id)
+        if self.subject is not None and self.subject == getattr(self.snapshot.focus, "id", None) and current is None:
+            return  # an old one that the list has no more
+        if current is None or (gravest is not None and is_closed(current) and not is_closed(gravest)):
+            self.subject = None
 
-    def _draw(self, name: str, wide: int, section: StorySection | None) -> None:
+    def _draw(self, name: str, section: StorySection | None) -> None:
         if name in self._drawn and self._drawn[name] == section:
             return
         self._drawn[name] = section
         widget = self._sections[name]
-        widget.display = section is not None or name == "head"
+        widget.display = section is not None
         if section is not None:
-            widget.update(paint_section(section, wide))
-
-    def _draw_page(self, incident: Incident | None) -> None:
-        page = self._snapshot.page
-        focused = incident is not None and self._snapshot.focus is not None and incident.id == self._snapshot.focus.id
-        text = page.body if page is not None and focused else ""
-        if text != self._page_drawn:
-            self._page_drawn = text
-            self._page.update(text)
-        self._page.display = bool(text)
+            widget.update(paint_section(section))
 
 
-def _is_closed(incident: Incident) -> bool:
-    return incident.status is IncidentStatus.RESOLVED
+class _IncidentTable(LiveTable, inherit_bindings=False):
+    """j and k scroll the detail here: the list is short, the detail is long."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
+        Binding("home", "move(-1000000)", "First", show=False),
+        Binding("end,G", "move(1000000)", "Last", show=False),
+        Binding("enter", "open", "Open", show=False),
+    ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from fleetctl.tui.snapshot import current_run, proposal
-from fleetctl.tui.view_model import UNKNOWN, Cell, TableRow, Tone, age, clip, span
+from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, day, quantity, span
+from fleetctl.tui.listing import Column, Line, matches
+from fleetctl.tui.snapshot import Snapshot, current_run, proposal
 from fleetctl.wire import (
     Diagnosis,
     Evidence,
@@ -19,7 +19,6 @@ from fleetctl.wire import (
     TimelineEntry,
 )
 
-INCIDENT_COLUMNS = ("", "since", "incident")
 MAX_TIMELINE = 200
 
 STATUSES: dict[IncidentStatus, tuple[str, Tone]] = {
@@ -42,7 +41,7 @@ RUN_TONES: dict[RunStatus, Tone] = {
     RunStatus.CANCELLED: Tone.DIM,
 }
 _ANSWERS = {"yes": ("✓", Tone.WARN), "no": ("✗", Tone.DIM), "unknown": ("?", Tone.BAD)}
-_STEPS = {
+STEPS = {
     "pending": ("·", Tone.DIM),
     "running": ("▶", Tone.BUSY),
     "done": ("✓", Tone.GOOD),
@@ -50,15 +49,6 @@ _STEPS = {
     "skipped": ("–", Tone.DIM),
 }
 _CONFIDENCE = {"confirmed": Tone.GOOD, "likely": Tone.WARN, "unknown": Tone.DIM}
-
-
-@dataclass(frozen=True, slots=True)
-class StorySection:
-    """A heading, a table under it, and lines under that."""
-
-    heading: Cell
-    rows: tuple[tuple[Cell, ...], ...] = ()
-    notes: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +62,42 @@ class IncidentView:
     timeline: StorySection
 
 
-def incident_rows(incidents: tuple[Incident, ...], now: float, width: int) -> tuple[TableRow, ...]:
-    """The list; titles are cut so that a row fits `width` cells."""
-    return tuple(
-        TableRow(
-            one.id,
-            (
-                Cell(*STATUSES[one.status]),
-                Cell(_clock(one.opened_at) if now - one.opened_at < 86_400 else _day(one.opened_at), Tone.DIM),
-                Cell(
-                    clip(_who(one) + one.title, max(10, width - 18)),
-                    Tone.DIM if one.status is IncidentStatus.RESOLVED else Tone.PLAIN,
-                ),
-            ),
-        )
-        for one in incidents
-    )
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """One incident of the list, and when it is looked at."""
+
+    incident: Incident
+    now: float
+
+
+def _opened(row: IncidentRow) -> Cell:
+    at = row.incident.opened_at
+    return Cell(clock_time(at) if row.now - at < 86_400 else day(at), Tone.DIM)
+
+
+def _title(row: IncidentRow) -> Cell:
+    over = row.incident.status is IncidentStatus.RESOLVED
+    return Cell(_who(row.incident) + row.incident.title, Tone.DIM if over else Tone.PLAIN)
+
+
+INCIDENT_COLUMNS: tuple[Column[IncidentRow], ...] = (
+    Column("", 1, lambda row: Cell(*STATUSES[row.incident.status])),
+    Column("SEV", 5, lambda row: Cell(row.incident.sev or row.incident.severity), lambda row: row.incident.sev or None),
+    Column("since", 8, _opened, lambda row: row.incident.opened_at),
+    Column("incident", 10, _title, lambda row: row.incident.title, grows=True),
+)
+
+
+def incident_lines(snapshot: Snapshot, now: float, words: str = "") -> tuple[Line[IncidentRow], ...]:
+    """The list, open ones first."""
+    shown = [one for one in snapshot.incidents if not words or matches(words, incident_labels(one))]
+    return tuple(Line(one.id, IncidentRow(one, now)) for one in shown)
+
+
+def incident_labels(one: Incident) -> dict[str, str]:
+    """What a filter may name."""
+    alerts = " ".join(alert.name for alert in one.alerts)
+    return {"id": one.id, "status": one.status.value, "title": one.title, "sev": one.sev, "alert": alerts, **one.scope}
 
 
 def _who(incident: Incident) -> str:
@@ -122,9 +132,9 @@ def _head(incident: Incident, now: float) -> StorySection:
     glyph, tone = STATUSES[incident.status]
     where = "  ".join(f"{name} {value}" for name, value in sorted(incident.scope.items())) or "the whole fleet"
     if incident.resolved_at is not None:
-        when = f"opened {_clock(incident.opened_at)}, over after {span(incident.resolved_at - incident.opened_at)}"
+        when = f"opened {clock_time(incident.opened_at)}, over after {span(incident.resolved_at - incident.opened_at)}"
     else:
-        when = f"opened {_clock(incident.opened_at)}, {age(now - incident.opened_at)} ago"
+        when = f"opened {clock_time(incident.opened_at)}, {age(now - incident.opened_at)} ago"
     names = ", ".join(sorted({f"{alert.name} ({alert.state.value})" for alert in incident.alerts}))
     level = f"{incident.sev} {incident.severity}" if incident.sev else incident.severity
     rows = [
@@ -138,7 +148,7 @@ def _head(incident: Incident, now: float) -> StorySection:
     elif incident.resolved_at is None:
         rows.append((Cell("who", Tone.DIM), Cell(f"nobody: fleetctl incident ack {incident.id}", Tone.WARN)))
     if (until := incident.handling.silenced_until) is not None and until > now:
-        rows.append((Cell("silenced", Tone.DIM), Cell(f"until {_clock(until)}, {incident.handling.silence_id}")))
+        rows.append((Cell("silenced", Tone.DIM), Cell(f"until {clock_time(until)}, {incident.handling.silence_id}")))
     if names:
         rows.append((Cell("alerts", Tone.DIM), Cell(names)))
     if incident.imported_from:
@@ -189,10 +199,12 @@ def _beside(diagnosis: Diagnosis) -> Iterator[Cell]:
     if diagnosis.tells_apart:
         yield Cell(diagnosis.tells_apart, Tone.DIM)
     if diagnosis.looked_at is not None:
-        again = f", asked again {_clock(diagnosis.looked_at)}: {diagnosis.then_found}" if diagnosis.then_found else ""
-        yield Cell(f"Evidence of {_clock(diagnosis.at)}{again}", Tone.DIM)
+        again = (
+            f", asked again {clock_time(diagnosis.looked_at)}: {diagnosis.then_found}" if diagnosis.then_found else ""
+        )
+        yield Cell(f"Evidence of {clock_time(diagnosis.at)}{again}", Tone.DIM)
     if diagnosis.onset is not None:
-        yield Cell(f"Began {_clock(diagnosis.onset)}", Tone.DIM)
+        yield Cell(f"Began {clock_time(diagnosis.onset)}", Tone.DIM)
     for change in diagnosis.changes:
         yield Cell(f"Changed: {change}")
 
@@ -210,23 +222,6 @@ def _evidence(found: Evidence) -> tuple[Cell, ...]:
         Cell(f"limit {found.threshold}", Tone.DIM),
         Cell(age(found.age_s), Tone.DIM),
     )
-
-
-def quantity(value: float | None, unit: str) -> str:
-    """A measured value in its unit: "27%", "1.2s", "3.4×", "8,192 tok"; "—" when not known."""
-    if value is None:
-        return UNKNOWN
-    if unit == "ratio":
-        return f"{value * 100:.3g}%"
-    if unit == "points":
-        return f"{value * 100:.0f} points"
-    if unit == "seconds":
-        return span(value)
-    if unit == "times":
-        return f"{value:.1f}×"
-    if unit == "tokens":
-        return f"{value:,.0f} tok"
-    return f"{value:.3g}/s" if unit == "per_second" else f"{value:.4g}"
 
 
 def _run(run: Run) -> StorySection:
@@ -248,17 +243,18 @@ def _run(run: Run) -> StorySection:
 
 
 def _step(step: StepRecord) -> tuple[Cell, ...]:
-    glyph, tone = _STEPS[step.status]
+    glyph, tone = STEPS[step.status]
     took = ""
     if step.started_at is not None and step.ended_at is not None:
         took = span(step.ended_at - step.started_at)
     text = f"undo: {step.command}" if step.phase == "undo" else step.command
     if step.attempts > 1:
         took = f"{took} {step.attempts}×".strip()
-    return (Cell(glyph, tone), Cell(took, Tone.DIM), Cell(f"{text}{_receipt(step)}", Tone.PLAIN))
+    return (Cell(glyph, tone), Cell(took, Tone.DIM), Cell(f"{text}{receipt_text(step)}", Tone.PLAIN))
 
 
-def _receipt(step: StepRecord) -> str:
+def receipt_text(step: StepRecord) -> str:
+    """What a step said when it ended."""
     if step.error:
         return f"  {step.error}"
     plain = {key: value for key, value in step.receipt.items() if isinstance(value, str | int | float | bool)}
@@ -267,17 +263,9 @@ def _receipt(step: StepRecord) -> str:
 
 def _timeline(entries: list[TimelineEntry]) -> StorySection:
     newest = sorted(entries, key=lambda entry: (entry.at, entry.seq), reverse=True)
-    rows = tuple((Cell(_clock(entry.at), Tone.DIM), Cell(entry.text)) for entry in newest[:MAX_TIMELINE])
+    rows = tuple((Cell(clock_time(entry.at), Tone.DIM), Cell(entry.text)) for entry in newest[:MAX_TIMELINE])
     return StorySection(Cell("Timeline, newest first (UTC)", Tone.STRONG), rows)
 
 
 def _pairs(mapping: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in mapping.items()) or "no inputs"
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%b %d")

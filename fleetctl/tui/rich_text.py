@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleetctl.kit.printable import one_line
-from fleetctl.tui.incident_view import StorySection
-from fleetctl.tui.view_model import Cell, Tone
+from fleetctl.tui.cell import Cell, StorySection, Tone
 
 STYLES: dict[Tone, str] = {
     Tone.PLAIN: "",
@@ -20,6 +19,7 @@ STYLES: dict[Tone, str] = {
     Tone.DIM: "dim",
     Tone.STRONG: "bold",
 }
+READABLE_WIDTH = 100  # cells of one text: longer lines are hard to follow
 
 
 def paint(cell: Cell) -> Text:
@@ -32,17 +32,19 @@ def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
     return Text(gap).join(paint(cell) for cell in cells)
 
 
-def paint_section(section: StorySection, wide: int) -> Table | Text:
-    """Heading, then the rows; column `wide` wraps and takes the room that is left, the others keep their width."""
+def paint_section(section: StorySection) -> Table | Text:
+    """Heading, then the rows, each column as wide as it needs: a value stands beside its question at any width."""
     heading = Text(one_line(section.heading.text), style=STYLES[section.heading.tone])
     if not section.rows and not section.notes:
         return heading
     columns = max((len(row) for row in section.rows), default=0)
-    body = Table.grid(padding=(0, 1), expand=True)
+    widest = max(range(columns), key=lambda at: _width_of(section, at), default=0)
+    body = Table.grid(padding=(0, 2, 0, 0))
     for index in range(columns):
-        body.add_column(ratio=1 if index == wide else None, no_wrap=index == 0, overflow="fold")
+        wraps = index == widest
+        body.add_column(no_wrap=not wraps, overflow="fold", max_width=READABLE_WIDTH if wraps else None)
     for row in section.rows:
-        body.add_row(*(Text(one_line(cell.text), style=STYLES[cell.tone]) for cell in row))
+        body.add_row(*(_cell(cell) for cell in row))
     whole = Table.grid(expand=True)
     whole.add_column(ratio=1)
     whole.add_row(heading)
@@ -51,3 +53,11 @@ def paint_section(section: StorySection, wide: int) -> Table | Text:
     for note in section.notes:
         whole.add_row(Text(one_line(note.text), style=STYLES[note.tone]))
     return whole
+
+
+def _cell(cell: Cell) -> Text:
+    return Text(one_line(cell.text), style=STYLES[cell.tone], justify="right" if cell.right else "left")
+
+
+def _width_of(section: StorySection, at: int) -> int:
+    return max((len(row[at].text) for row in section.rows if at < len(row)), default=0)

@@ -1,129 +1,131 @@
-"""What the cockpit knows at one moment, and the one reader that finds it out.
-
-A snapshot is whole: all its parts were read in one turn. When the controller can't be reached, the last good parts
-stay and the snapshot says since when it is cut off. Nothing here knows Textual.
+"""What the cockpit knows at one moment. When the controller can't be reached, the last good parts stay and the
+snapshot says since when it is cut off. Nothing here knows Textual.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.wire import (
-    ActionRequest,
     Alert,
-    ApprovalRequest,
+    AuditRow,
+    CallerInfo,
+    GroupBy,
     Incident,
     IncidentStatus,
     Node,
-    NodePhase,
+    NodeGroup,
     Pool,
+    Rollout,
+    RoutingTable,
     Run,
     RunbookInfo,
     RunStatus,
     Status,
+    TenantUse,
+    TimelineEntry,
+    TokenRole,
 )
 
 
-class CockpitClient(Protocol):
-    """The part of `fleetctl.client.ControllerClient` that the cockpit uses."""
+class Part(StrEnum):
+    """What is read by itself, and only while a screen shows it."""
 
-    async def status(self) -> Status: ...
-    async def nodes(self) -> list[Node]: ...
-    async def pools(self) -> list[Pool]: ...
-    async def alerts(self) -> list[Alert]: ...
-    async def incidents(self, status: str | None = None) -> list[Incident]: ...
-    async def incident(self, incident_id: str, /) -> Incident: ...
-    async def runbook(self, name: str, /) -> RunbookInfo: ...
-    async def act(self, request: ActionRequest, /) -> Run: ...
-    async def decide(self, run_id: str, request: ApprovalRequest, /) -> Run: ...
+    NODES = "nodes"
+    POOLS = "pools"
+    GROUPS = "groups"
+    ALERTS = "alerts"
+    INCIDENTS = "incidents"
+    FOCUS = "focus"  # the incident that is shown, in full, with its page
+    RUNS = "runs"
+    PAGE = "page"  # a runbook's page that was asked for by name
+    NODE = "node"  # the node that is shown, in full
+    PAST = "past"  # TTFT and ITL now and an hour ago
+    TRAFFIC = "traffic"
+    AUDIT = "audit"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the screen that is shown needs, and about what."""
+
+    parts: frozenset[Part] = frozenset()
+    incident: str | None = None  # None: the gravest
+    node: str | None = None
+    page: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A quantile of TTFT and ITL in seconds, now and an hour ago. None: not known."""
+
+    ttft_s: float | None = None
+    ttft_before_s: float | None = None
+    itl_s: float | None = None
+    itl_before_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """What a node told in the last readings, oldest first; None where it did not."""
+
+    ttft_s: tuple[float | None, ...] = ()
+    tokens_per_s: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown, as it was at one moment."""
+    """Everything that is shown, as it was when each part was last read."""
 
     status: Status | None = None  # None: the controller never answered
+    caller: CallerInfo | None = None  # None: not known
     nodes: tuple[Node, ...] = ()
     pools: tuple[Pool, ...] = ()
+    groups: Mapping[GroupBy, tuple[NodeGroup, ...]] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
     incidents: tuple[Incident, ...] = ()  # gravest first: open ones, then by time; without timeline and evidence
     focus: Incident | None = None  # the shown incident in full
-    page: RunbookInfo | None = None  # the runbook of the focus' current run
+    page: RunbookInfo | None = None  # the runbook of the focus' current run, or the one that was asked for
+    runs: tuple[Run, ...] = ()  # the newest first
+    node: Node | None = None  # the shown node in full
+    node_tails: Mapping[str, Tail] = field(default_factory=dict)  # p99 of each node
+    pool_tails: Mapping[str, Tail] = field(default_factory=dict)  # p95 of each pool
+    trends: Mapping[str, Trend] = field(default_factory=dict)  # by node
+    routing: RoutingTable | None = None
+    tenants: tuple[TenantUse, ...] = ()
+    tenants_unknown: str = ""  # why they are not known
+    rollouts: tuple[Rollout, ...] = ()
+    audit: tuple[AuditRow, ...] = ()
+    events: tuple[TimelineEntry, ...] = ()  # oldest first
+    read_at: Mapping[Part, float] = field(default_factory=dict)  # Unix time at which each part was last read
     known_at: float | None = None  # Unix time of the last good answer; None: there was none
+    took_s: float = 0.0  # how long the last turn took
     cut_off_since: float | None = None  # None: the controller answers
-    error: str = ""  # why it does not
+    reconnected_at: float | None = None  # when it last answered again, and for how long it had not
+    was_away_s: float = 0.0
+    error: str = ""  # why it does not answer
 
     def age_s(self, now: float) -> float:
-        """Seconds since the data was read: what to add to every age in it."""
+        """Seconds since the controller answered."""
         return 0.0 if self.known_at is None else max(0.0, now - self.known_at)
 
+    def drift_s(self, part: Part, now: float) -> float:
+        """Seconds since this part was read: what to add to every age in it."""
+        at = self.read_at.get(part)
+        return 0.0 if at is None else max(0.0, now - at)
 
-class SnapshotReader:
-    """Reads snapshots from a controller, and keeps the last good one for when it is away."""
-
-    def __init__(self, controller: CockpitClient, now: Callable[[], float]) -> None:
-        self._controller = controller
-        self._now = now
-        self._last = Snapshot()
-        self._pages: dict[str, RunbookInfo] = {}  # a page changes only when the controller restarts
-
-    async def read(self, focus_id: str | None) -> Snapshot:
-        """The state of now, with incident `focus_id` in full; without one, the gravest incident."""
-        try:
-            self._last = await self._read(focus_id)
-        except FleetctlError as error:
-            since = self._last.cut_off_since
-            self._last = replace(self._last, cut_off_since=self._now() if since is None else since, error=error.message)
-        return self._last
-
-    async def _read(self, focus_id: str | None) -> Snapshot:
-        controller = self._controller
-        status, nodes, pools, alerts, incidents = await asyncio.gather(
-            controller.status(), controller.nodes(), controller.pools(), controller.alerts(), controller.incidents()
-        )
-        if self._last.status is not None and status.started_at != self._last.status.started_at:
-            self._pages.clear()
-        ordered = tuple(sorted(incidents, key=lambda one: (_is_closed(one), -one.opened_at)))
-        wanted = focus_id if focus_id is not None else (ordered[0].id if ordered else None)
-        focus = await self._incident(wanted) if wanted is not None else None
-        return Snapshot(
-            status=status,
-            nodes=tuple(sorted(nodes, key=_stopped_last)),
-            pools=tuple(pools),
-            alerts=tuple(alerts),
-            incidents=ordered,
-            focus=focus,
-            page=await self._page(focus) if focus is not None else None,
-            known_at=self._now(),
-        )
-
-    async def _incident(self, incident_id: str) -> Incident | None:
-        try:
-            return await self._controller.incident(incident_id)
-        except BadInputError:  # it is gone (404): there is nothing to show, and the rest is good
-            return None
-
-    async def _page(self, incident: Incident) -> RunbookInfo | None:
-        run = current_run(incident)
-        if run is None:
-            return None
-        if run.runbook not in self._pages:
-            try:
-                self._pages[run.runbook] = await self._controller.runbook(run.runbook)
-            except BadInputError:  # a one-step action has no page
-                return None
-        return self._pages[run.runbook]
+    def may(self, role: TokenRole) -> bool:
+        """Whether the caller has the role; true while that is not known: the controller says no."""
+        return self.caller is None or self.caller.role.includes(role)
 
 
 def proposal(incident: Incident | None) -> Run | None:
     """The run that waits for a yes or no; None when none does."""
     if incident is None:
         return None
-    return next((run for run in incident.runs if run.status is RunStatus.PROPOSED), None)
+    return next((run for run in incident.runs if run.status is RunStatus.PROPOSED and not run.dry_run), None)
 
 
 def asking(incident: Incident | None) -> Run | None:
@@ -145,9 +147,6 @@ def current_run(incident: Incident) -> Run | None:
     return newest[-1] if newest else None
 
 
-def _stopped_last(node: Node) -> tuple[bool, str, str]:
-    return node.phase is NodePhase.STOPPED, node.pool, node.name
-
-
-def _is_closed(incident: Incident) -> bool:
+def is_closed(incident: Incident) -> bool:
+    """Nothing more happens to it."""
     return incident.status is IncidentStatus.RESOLVED

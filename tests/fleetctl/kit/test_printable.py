@@ -12,8 +12,8 @@ import structlog
 from fleetctl.cli.output import print_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.kit.printable import one_line, printable, printable_tree
+from fleetctl.tui.cell import Cell
 from fleetctl.tui.rich_text import paint
-from fleetctl.tui.view_model import Cell
 
 HOSTILE = "node\x1b[2J\r\n# All is well\u202egnp.exe\u2066\x9b31m\u2028\ufeff\x00"
 SPELLED = r"node\x1b[2J\x0d\n# All is well\u202egnp.exe\u2066\x9b31m\u2028\ufeff\x00"

@@ -3,84 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import re
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import DataTable
 
 from fleetctl.kit.errors import BadInputError, RefusedError, UnreachableError
 from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.messages import SnapshotTaken
+from fleetctl.tui.place import JUMPS, Place
 from fleetctl.tui.snapshot import Snapshot
 from fleetctl.wire import IncidentStatus, RunStatus
 from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
+from tests.fixtures.cockpit_screen import NARROW, WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
 
 pytestmark = pytest.mark.anyio
-
-CELL_WIDTH = 12.2  # of Textual's SVG screenshots
-NARROW, WIDE = (80, 24), (160, 48)
-
-
-def screen_lines(app: Cockpit) -> list[str]:
-    """What is on the screen, line by line, read from the screenshot a person would take."""
-    lines: dict[float, dict[int, str]] = {}
-    for x, y, text in re.findall(
-        r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', app.export_screenshot()
-    ):
-        plain = html.unescape(text).replace("\xa0", " ")
-        lines.setdefault(float(y), {})[round(float(x) / CELL_WIDTH)] = plain
-    found = []
-    for _, parts in sorted(lines.items()):
-        line = ""
-        for column, text in sorted(parts.items()):
-            line = line.ljust(column) + text
-        found.append(line.rstrip())
-    return found
-
-
-def screen(app: Cockpit) -> str:
-    return "\n".join(screen_lines(app))
-
-
-async def wait_for(pilot: Pilot[None], condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time; on screen:\n{screen(pilot.app)}"  # type: ignore[arg-type]
-        await pilot.pause(0.02)
-
-
-async def wait_for_text(pilot: Pilot[None], *texts: str) -> None:
-    await wait_for(pilot, lambda: all(text in screen(pilot.app) for text in texts))  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def cockpit(
-    controller: FakeController,
-    *,
-    size: tuple[int, int] = NARROW,
-    polling: bool = True,
-    clock: Callable[[], float] = lambda: NOW,
-) -> AsyncIterator[tuple[Cockpit, Pilot[None]]]:
-    app = Cockpit(lambda: controller, by="ana", now=clock, poll_every_s=0.2 if polling else None)
-    async with app.run_test(size=size, notifications=True) as pilot:
-        yield app, pilot
 
 
 async def test_shows_the_fleet_at_a_glance() -> None:
     async with cockpit(FakeController()) as (app, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3")
         text = screen(app)
 
         assert "▲ 1 firing  1 incident  2/3 ready  policy ask" in text
         assert "● controller ok" in text
-        assert re.search(r"node-1 +● ready +7 +0 +42% +210ms +18ms +3\.2 +1s", text)
+        assert re.search(r"pool default  1/3 ready", text)
+        assert re.search(r"node-1 +● ready +7 +0 +██▌ +42% +210ms +- +1s", text)
         assert re.search(r"node-2 +◐ draining .* 97% +1\.4s .*▲ 1", text)
-        assert re.search(r"node-3 +✗ unreachable +3\? +— +— +300ms\? +— +— +95s", text)
+        assert re.search(r"node-3 +✗ unreachable +3\? +- +- +300ms\? +- +95s", text)
 
 
 async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> None:
@@ -93,7 +45,7 @@ async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> N
     ]
     controller.status_now = make_status(traffic_rules=rules)
     async with cockpit(controller) as (app, pilot):
-        await wait_for_text(pilot, "node-3", "traffic rules")
+        await wait_for_text(pilot, "traffic rules")
         first, second, *_ = screen_lines(app)
         assert first.endswith("● controller ok")
         assert second.strip() == "2 traffic rules  canary 22:13–23:13 by ann  shadow r3 22:13 by bob"
@@ -104,7 +56,7 @@ async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> N
         assert screen_lines(app)[1].rstrip().endswith("…")
         controller.status_now = make_status()
         await wait_for(pilot, lambda: "traffic rules" not in screen(app))
-        assert "Fleet" in screen_lines(app)[1]
+        assert "Now  Fleet  Alerts" in screen_lines(app)[1]
 
 
 async def test_a_freeze_comes_first_in_the_header_and_at_what_it_holds_up() -> None:
@@ -114,7 +66,7 @@ async def test_a_freeze_comes_first_in_the_header_and_at_what_it_holds_up() -> N
     controller.incidents_now = [make_incident(runs=[make_run(held="the fleet is frozen until noon")])]
     async with cockpit(controller, size=WIDE) as (_, pilot):
         await wait_for_text(pilot, "❄ fleet frozen –23:13  ▲ 1 firing")
-        await pilot.press("2")
+        await pilot.press("g", "i")
         await wait_for_text(pilot, "held", "the fleet is frozen until noon")
 
 
@@ -122,44 +74,49 @@ async def test_says_that_nothing_is_known_before_the_first_answer() -> None:
     async with cockpit(FakeController(), polling=False) as (app, pilot):
         await wait_for_text(pilot, "Nothing is known yet", "◔ connecting")
         assert " 0 " not in screen(app)
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "Nothing is known yet")
+        assert " 0 " not in screen(app)
 
 
 async def test_says_so_when_the_fleet_is_empty() -> None:
     controller = FakeController()
     controller.nodes_now, controller.incidents_now = [], []
     async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "Nothing hurts")
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "The fleet has no nodes.")
-        await pilot.press("2")
+        await pilot.press("g", "i")
         await wait_for_text(pilot, "No incidents. All quiet.")
 
 
 async def test_moves_through_the_nodes_and_shows_the_rest_of_each() -> None:
     async with cockpit(FakeController()) as (_, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "http://127.0.0.1:9000/node-1  probed 1s ago  instance 4f1c9a")
         await pilot.press("down", "down")
         await wait_for_text(pilot, "node-3  ✗ unreachable for 10m: connection refused")
 
 
-async def test_changes_only_the_cells_that_changed() -> None:
+async def test_draws_only_the_lines_that_changed() -> None:
     controller = FakeController()
     async with cockpit(controller) as (app, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3")
-        table = app.query_one("#nodes", DataTable)
-        updates: list[tuple[object, object]] = []
-        update_cell = table.update_cell
-        table.update_cell = lambda row, column, *rest, **named: (  # type: ignore[method-assign]
-            updates.append((row, column)),
-            update_cell(row, column, *rest, **named),
-        )[1]
+        table = app.query_one("#nodes", LiveTable)
+        drawn: list[int] = []
+        render_line = table.render_line
+        table.render_line = lambda y: (drawn.append(y), render_line(y))[1]  # type: ignore[method-assign]
         controller.nodes_now[0] = make_node("node-1", waiting=make_node().running)
-        await wait_for(pilot, lambda: bool(updates))
+        await wait_for(pilot, lambda: bool(drawn))
 
-        assert updates == [("node-1", "3")]
+        assert set(drawn) == {2}, "below the header and the pool's heading"
 
 
 async def test_keeps_the_cursor_on_its_node_when_others_come_and_go() -> None:
     controller = FakeController()
     async with cockpit(controller) as (_, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3")
         await pilot.press("down")
         await wait_for_text(pilot, "9000/node-2")
@@ -168,21 +125,30 @@ async def test_keeps_the_cursor_on_its_node_when_others_come_and_go() -> None:
         await wait_for_text(pilot, "9000/node-2")
 
 
-async def test_shows_the_incident_with_its_evidence_and_its_page() -> None:
+async def test_shows_the_incident_with_its_evidence() -> None:
     async with cockpit(FakeController(), size=WIDE) as (app, pilot):
-        await pilot.press("2")
-        await wait_for_text(pilot, "A node that is slower than its peers is replaced by a fresh one.")
+        await pilot.press("g", "i")
+        await wait_for_text(pilot, "replace-node waits")
         text = screen(app)
 
         assert "PROPOSED: Replace a node   a approve   d deny, 56m left" in text
         assert "drain node-2 --deadline 20s" in text
         assert "Diagnosis: slow_node (confirmed)." in text
-        assert re.search(r"✗ Has the prefix hit ratio fallen\? +1% +limit > 20 % 1s", text)
-        assert re.search(r"\? Do requests wait before they are scheduled\? +no series has data", text)
-        assert re.search(r"✓ Are its steps slower than those of its peers\? +3\.4× +limit > 2\.0× 1s", text)
+        assert re.search(r"✗ +Has the prefix hit ratio fallen\? +1% +limit > 20 % +1s", text)
+        assert re.search(r"\? +Do requests wait before they are scheduled\? +no series has data", text)
+        assert re.search(r"✓ +Are its steps slower than those of its peers\? +3\.4× +limit > 2\.0× +1s", text)
         assert "Ruled out: prefix_cache_broken" in text
-        assert text.index("22:12:40 replace-node waits") < text.index("22:12:38 LLMNodeSlow fires")
+        assert text.index("22:12:40  replace-node waits") < text.index("22:12:38  LLMNodeSlow fires")
+
+
+async def test_the_runbook_is_its_steps_and_its_page_without_front_matter() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await pilot.press("g", "r")
+        await wait_for_text(pilot, "A node that is slower than its peers is replaced by a fresh one.")
+        text = screen(app)
+        assert "Run run-1: Replace a node, proposed" in text
         assert "node start {{replacement}} --like {{node}}" in text
+        assert "risk: medium" not in text
 
 
 @pytest.mark.parametrize(("key", "decision", "after"), [("a", "approve", "approved"), ("d", "deny", "denied")])
@@ -196,7 +162,7 @@ async def test_a_decision_is_asked_twice_and_sent_once(key: str, decision: str, 
 
         await pilot.press("y")
         await wait_for(pilot, lambda: bool(controller.decisions))
-        await wait_for_text(pilot, f"Run: Replace a node, {after}, by ana")
+        await wait_for_text(pilot, f"Run: Replace a node, {after}, by ana")  # it went to the incident
 
     [(run_id, answer)] = controller.decisions
     assert (run_id, answer.decision, answer.by) == ("run-1", decision, "ana")
@@ -241,6 +207,7 @@ async def test_offers_no_approval_where_nothing_waits() -> None:
     controller = FakeController()
     controller.incidents_now = [make_incident(runs=[make_run(status=RunStatus.RUNNING)])]
     async with cockpit(controller) as (app, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3", "c Cordon")
         await pilot.press("a", "d")
         await pilot.pause()
@@ -251,25 +218,34 @@ async def test_offers_no_approval_where_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "command"),
+    ("key", "command", "name"),
     [
-        ("c", "cordon node-2"),
-        ("u", "uncordon node-2"),
-        ("D", "drain node-2 --deadline 30s"),
-        ("plus", "scale pool/default --to +1"),
-        ("minus", "scale pool/default --to -1"),
+        ("c", "cordon node-2", ""),
+        ("u", "uncordon node-2", ""),
+        ("D", "drain node-2 --deadline 30s", "node-2"),
+        ("plus", "scale pool/default --to +1", ""),
+        ("minus", "scale pool/default --to -1", "default"),
     ],
 )
-async def test_acts_on_the_chosen_node_after_a_yes(key: str, command: str) -> None:
+async def test_acts_on_the_chosen_node_after_a_yes_and_takes_nodes_out_after_their_name(
+    key: str, command: str, name: str
+) -> None:
     controller = FakeController()
-    async with cockpit(controller) as (_, pilot):
+    async with cockpit(controller) as (app, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3")
         await pilot.press("down")
         await wait_for_text(pilot, "9000/node-2")
         await pilot.press(key)
         await wait_for_text(pilot, f"fleetctl {command}")
         assert controller.actions == []
-        await pilot.press("y")
+        if name:
+            await pilot.press("y", "enter")
+            await wait_for(pilot, lambda: "fleetctl " + command in screen(app))
+            assert controller.actions == [], "a yes is not enough"
+            await pilot.press("backspace", *name, "enter")
+        else:
+            await pilot.press("y")
         await wait_for(pilot, lambda: bool(controller.actions))
 
     assert [(action.command, action.requested_by) for action in controller.actions] == [(command, "ana")]
@@ -279,6 +255,7 @@ async def test_an_unreachable_controller_is_a_state_on_screen() -> None:
     controller = FakeController()
     time_now = [NOW]
     async with cockpit(controller, size=WIDE, clock=lambda: time_now[0]) as (app, pilot):
+        await pilot.press("g", "f")
         await wait_for_text(pilot, "node-3", "● controller ok")
         controller.away = UnreachableError("no answer")
         await wait_for_text(pilot, "✗ controller unreachable for 0s")
@@ -290,6 +267,8 @@ async def test_an_unreachable_controller_is_a_state_on_screen() -> None:
         await wait_for(pilot, lambda: bool(re.search(r"node-1 .* 42%\? +210ms\? .* 21s", screen(app))))
 
         controller.away = None
+        await wait_for_text(pilot, "● reconnected after 20s")
+        time_now[0] = NOW + 40
         await wait_for_text(pilot, "● controller ok")
         assert "● ready?" not in screen(app)
 
@@ -298,9 +277,9 @@ async def test_a_new_incident_announces_itself() -> None:
     controller = FakeController()
     incidents, controller.incidents_now = controller.incidents_now, []
     async with cockpit(controller, size=WIDE) as (_, pilot):
-        await wait_for_text(pilot, "node-3")
+        await wait_for_text(pilot, "Nothing hurts")
         controller.incidents_now = incidents
-        await wait_for_text(pilot, "node-2 decodes slower than its peers  (2 opens it)")
+        await wait_for_text(pilot, "node-2 decodes slower than its peers  (g i opens it)")
 
 
 async def test_stays_with_a_chosen_incident_and_follows_a_new_one_when_it_is_over() -> None:
@@ -308,7 +287,7 @@ async def test_stays_with_a_chosen_incident_and_follows_a_new_one_when_it_is_ove
     older = make_incident(id="inc-0", title="KV cache is full", opened_at=NOW - 500, runs=[], diagnosis=None)
     controller.incidents_now.append(older)
     async with cockpit(controller, size=WIDE) as (app, pilot):
-        await pilot.press("2")
+        await pilot.press("g", "i")
         await wait_for_text(pilot, "PROPOSED", "KV cache is full")
         await wait_for(pilot, lambda: app.query_one("#incidents").has_focus)
         await pilot.press("down")
@@ -332,7 +311,7 @@ async def test_an_incident_that_is_gone_does_not_cut_off_the_rest() -> None:
 
     controller.incident = gone  # type: ignore[assignment,method-assign]
     async with cockpit(controller) as (_, pilot):
-        await wait_for_text(pilot, "node-3", "● controller ok")
+        await wait_for_text(pilot, "● controller ok")
 
 
 def crowded() -> FakeController:
@@ -344,35 +323,33 @@ def crowded() -> FakeController:
     return controller
 
 
-@pytest.mark.parametrize("size", [NARROW, (100, 30), WIDE])
-@pytest.mark.parametrize("crowd", [False, True])
+@pytest.mark.parametrize(("size", "crowd"), [(NARROW, False), (NARROW, True), (WIDE, False), ((220, 60), True)])
 async def test_nothing_overflows(size: tuple[int, int], crowd: bool) -> None:
     controller = crowded() if crowd else FakeController()
     async with cockpit(controller, size=size) as (app, pilot):
-        await wait_for_text(pilot, "node-1")
         app.post_story("a long line of the story " * 8)
         await wait_for_text(pilot, "a long line of the story")
-        assert app.query_one("#nodes", DataTable).max_scroll_x == 0
-        await pilot.press("2")
-        await wait_for_text(pilot, "PROPOSED", "q Quit")  # the footer is drawn anew when its keys change
+        for place in Place:
+            await pilot.press("g", next(key for key, one in JUMPS.items() if one is place))
+            await wait_for(pilot, lambda place=place: app.trail.here.place is place)  # type: ignore[misc]
+            await pilot.pause()
+            lines = screen_lines(app)
+            assert all(len(line) <= size[0] for line in lines)
+            assert "q Quit" in lines[-1] or size[0] < 120
+            for name in ("Sections", "VerticalScroll", "LiveTable"):
+                assert all(one.max_scroll_x == 0 for one in app.query(name) if one.is_on_screen)
 
-        for name in ("#incidents", "#detail", "#story"):
-            # Drawn for the width that it gets once it is on screen.
-            await wait_for(pilot, lambda name=name: app.query_one(name).max_scroll_x == 0)  # type: ignore[misc]
-        assert all(len(line) <= size[0] for line in screen_lines(app))
-        assert "q Quit" in screen_lines(app)[-1]
 
-
-async def test_scrolls_the_details_and_jumps_to_the_page() -> None:
+async def test_scrolls_the_details_with_letters_and_jumps_to_the_page() -> None:
     async with cockpit(FakeController()) as (app, pilot):
-        await pilot.press("2")
+        await pilot.press("g", "i")
         await wait_for_text(pilot, "p Page", "PROPOSED")
-        await pilot.press("p")
-        await wait_for_text(pilot, "is replaced by a fresh one.")
-        await pilot.press(*"k" * 20)
-        await wait_for(pilot, lambda: app.query_one("#detail").scroll_y == 0)
         await pilot.press("j")
         await wait_for(pilot, lambda: app.query_one("#detail").scroll_y > 0)
+        await pilot.press("k")
+        await wait_for(pilot, lambda: app.query_one("#detail").scroll_y == 0)
+        await pilot.press("p")
+        await wait_for_text(pilot, "is replaced by a fresh one.")
 
 
 async def test_only_the_newest_waiting_snapshot_is_drawn() -> None:

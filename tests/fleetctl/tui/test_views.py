@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from fleetctl.tui.incident_view import incident_rows, incident_view, plan_of, quantity
-from fleetctl.tui.snapshot import Snapshot, asking, current_run, proposal
-from fleetctl.tui.view_model import FLEET_COLUMNS, PHASES, Tone, fleet_rows, header, node_lines, span
-from fleetctl.wire import IncidentStatus, NodePhase, Pool, PoolState, RunStatus, Signal
+from fleetctl.tui.cell import Cell, Tone, quantity, span, sparkline
+from fleetctl.tui.fleet_view import FLEET_COLUMNS, beside_past, fleet_lines
+from fleetctl.tui.header_view import header
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of
+from fleetctl.tui.listing import Order, shown_columns
+from fleetctl.tui.node_view import PHASES, node_lines
+from fleetctl.tui.now_view import now_sections
+from fleetctl.tui.runbook_view import run_section
+from fleetctl.tui.snapshot import Part, Snapshot, asking, current_run, proposal
+from fleetctl.wire import AlertState, IncidentStatus, NodePhase, Pool, PoolState, RunStatus, Signal
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
 
-KV = FLEET_COLUMNS.index("KV")
+COLUMNS = {column.title: column for column in FLEET_COLUMNS}
+
+
+def cell(snapshot: Snapshot, now: float, column: str) -> Cell:
+    """One cell of the first node."""
+    row = fleet_lines(snapshot, now)[0].row
+    assert row is not None
+    return COLUMNS[column].write(row)
 
 
 def test_every_phase_has_a_glyph_of_its_own() -> None:
@@ -21,43 +34,39 @@ def test_every_phase_has_a_glyph_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("signal", "text", "tone"),
     [
-        (Signal(), "—", Tone.DIM),
-        (Signal(value=None, age_s=1.0), "—", Tone.DIM),
-        (Signal(value=float("nan"), age_s=1.0), "—", Tone.DIM),
-        (Signal(value=0.0, age_s=1.0), "0%", Tone.PLAIN),
-        (Signal(value=0.5, age_s=15.0), "50%", Tone.PLAIN),
-        (Signal(value=0.5, age_s=15.1), "50%?", Tone.DIM),
-        (Signal(value=0.97, age_s=99.0), "97%?", Tone.DIM),
-        (Signal(value=0.5, age_s=None), "50%?", Tone.DIM),
-        (Signal(value=0.9, age_s=1.0), "90%", Tone.WARN),
-        (Signal(value=0.96, age_s=1.0), "96%", Tone.BAD),
+        (Signal(), "-", Tone.DIM),
+        (Signal(value=None, age_s=1.0), "-", Tone.DIM),
+        (Signal(value=float("nan"), age_s=1.0), "-", Tone.DIM),
+        (Signal(value=0.0, age_s=1.0), "         0%", Tone.PLAIN),
+        (Signal(value=0.5, age_s=15.0), "███     50%", Tone.PLAIN),
+        (Signal(value=0.5, age_s=15.1), "███    50%?", Tone.DIM),
+        (Signal(value=0.97, age_s=99.0), "█████▉ 97%?", Tone.DIM),
+        (Signal(value=0.5, age_s=None), "███    50%?", Tone.DIM),
+        (Signal(value=0.9, age_s=1.0), "█████▍  90%", Tone.WARN),
+        (Signal(value=0.96, age_s=1.0), "█████▊  96%", Tone.BAD),
     ],
 )
 def test_writes_a_signal_by_what_is_known_of_it(signal: Signal, text: str, tone: Tone) -> None:
     snapshot = Snapshot(status=make_status(), nodes=(make_node(kv_ratio=signal),), known_at=NOW)
 
-    cell = fleet_rows(snapshot, NOW)[0].cells[KV]
+    told = cell(snapshot, NOW, "KV")
 
-    assert (cell.text, cell.tone) == (text, tone)
+    assert (told.text, told.tone) == (text, tone)
 
 
 def test_values_age_while_nothing_new_comes() -> None:
-    snapshot = Snapshot(status=make_status(), nodes=(make_node(),), known_at=NOW)
+    snapshot = Snapshot(status=make_status(), nodes=(make_node(),), known_at=NOW, read_at={Part.NODES: NOW})
 
-    assert fleet_rows(snapshot, NOW + 14)[0].cells[KV].text == "42%"
-    assert fleet_rows(snapshot, NOW + 15)[0].cells[KV].text == "42%?"
-    assert fleet_rows(snapshot, NOW + 15)[0].cells[FLEET_COLUMNS.index("age")].text == "16s"
+    assert cell(snapshot, NOW + 14, "TTFT").text == "210ms"
+    assert cell(snapshot, NOW + 15, "TTFT").text == "210ms?"
+    assert cell(snapshot, NOW + 15, "age").text == "16s"
 
 
-def test_nothing_is_bright_or_certain_once_contact_is_lost() -> None:
-    snapshot = Snapshot(
-        status=make_status(), nodes=(make_node(alerts=["LLMNodeSlow"]),), known_at=NOW, cut_off_since=NOW
-    )
+def test_nothing_is_certain_once_contact_is_lost() -> None:
+    node = make_node(alerts=["LLMNodeSlow"])
+    snapshot = Snapshot(status=make_status(), nodes=(node,), known_at=NOW, cut_off_since=NOW)
 
-    row = fleet_rows(snapshot, NOW + 1)[0]
-
-    assert {cell.tone for cell in row.cells} == {Tone.DIM}
-    assert row.cells[1].text == "● ready?"
+    assert cell(snapshot, NOW + 1, "state") == Cell("● ready?", Tone.DIM)
     assert [fact.text[-1] for fact in header(snapshot, NOW + 1).facts] == ["?"] * 4
 
 
@@ -79,9 +88,15 @@ def test_a_silent_poller_is_not_taken_for_a_quiet_fleet() -> None:
     assert header(snapshot, NOW + 40).link.text == "▲ no answer for 40s"
 
 
-def test_a_row_fits_eighty_columns_at_its_widest() -> None:
+@pytest.mark.parametrize("width", [80, 120, 200, 300])
+def test_columns_fit_the_table_and_more_room_shows_more_of_them(width: int) -> None:
+    shown = shown_columns(FLEET_COLUMNS, width)
+    assert sum(column.width + 1 for column in shown) + 1 <= width
+    assert len(shown) > len(shown_columns(FLEET_COLUMNS, width - 81)) or width in (80, 300)
+
+
+def test_values_fit_their_columns_at_their_widest() -> None:
     node = make_node(
-        "n" * 50,
         phase=NodePhase.UNREACHABLE,
         alerts=["a"] * 9,
         running=Signal(value=999.0, age_s=60),
@@ -89,19 +104,18 @@ def test_a_row_fits_eighty_columns_at_its_widest() -> None:
         kv_ratio=Signal(value=1.0, age_s=60),
         ttft_s=Signal(value=0.999, age_s=60),
         step_s=Signal(value=0.999, age_s=60),
+        tokens_per_s=Signal(value=123_456.0, age_s=60),
         requests_per_s=Signal(value=999.9, age_s=60),
         signal_age_s=3000.0,
     )
-
-    row = fleet_rows(Snapshot(nodes=(node,), known_at=NOW), NOW, width=80)[0]
-
-    assert sum(max(len(cell.text), len(name)) + 2 for cell, name in zip(row.cells, FLEET_COLUMNS, strict=True)) <= 80
+    snapshot = Snapshot(nodes=(node,), known_at=NOW)
+    assert [one.title for one in FLEET_COLUMNS if len(cell(snapshot, NOW, one.title).text) > one.width] == []
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "—"),
+        (None, "-"),
         (-1.0, "0s"),
         (0.0, "0ms"),
         (0.0184, "18ms"),
@@ -123,7 +137,7 @@ def test_writes_a_time_in_six_characters(seconds: float | None, text: str) -> No
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
-        (None, "ratio", "—"),
+        (None, "ratio", "-"),
         (0.27, "ratio", "27%"),
         (1.2, "seconds", "1.2s"),
         (3.41, "times", "3.4×"),
@@ -140,8 +154,8 @@ def test_writes_evidence_in_its_unit(value: float | None, unit: str, text: str) 
 def test_a_node_without_details_says_so_instead_of_guessing() -> None:
     lines = node_lines(make_node(model="", zone="", revision="", instance=None, since=None), NOW)
 
-    assert lines[1].text == "pool default  model —  engine fleetctl  zone —  revision —"
-    assert lines[2].text.endswith("instance —")
+    assert lines[1].text == "pool default  model -  engine fleetctl  zone -  revision -"
+    assert lines[2].text.endswith("instance -")
 
 
 def test_a_pool_whose_starts_fail_is_in_the_header_and_beside_its_nodes() -> None:
@@ -238,11 +252,11 @@ def test_the_plan_lists_the_commands_that_a_yes_runs() -> None:
     )
 
 
-def test_an_old_incident_is_listed_by_its_day_and_a_long_title_is_cut() -> None:
-    rows = incident_rows((make_incident(opened_at=NOW - 200_000, title="x" * 200),), NOW, 80)
-
-    assert rows[0].cells[1].text == "Nov 12"
-    assert len(rows[0].cells[2].text) <= 62
+def test_an_old_incident_is_listed_by_its_day() -> None:
+    snapshot = Snapshot(incidents=(make_incident(opened_at=NOW - 200_000),))
+    row = incident_lines(snapshot, NOW)[0].row
+    assert row is not None
+    assert [column.write(row).text for column in INCIDENT_COLUMNS][2] == "Nov 12"
 
 
 def test_a_gateway_that_serves_with_something_wrong_is_told_in_the_header() -> None:
@@ -254,8 +268,8 @@ def test_a_gateway_that_serves_with_something_wrong_is_told_in_the_header() -> N
 def test_stopped_nodes_are_left_out_and_counted_until_asked_for() -> None:
     nodes = (make_node("node-1"), make_node("node-0", phase=NodePhase.STOPPED))
     snapshot = Snapshot(status=make_status(), nodes=nodes, known_at=NOW)
-    assert [row.key for row in fleet_rows(snapshot, NOW)] == ["node-1"]
-    assert [row.key for row in fleet_rows(snapshot, NOW, with_stopped=True)] == ["node-1", "node-0"]
+    assert [line.key for line in fleet_lines(snapshot, NOW)] == ["node-1"]
+    assert [line.key for line in fleet_lines(snapshot, NOW, with_stopped=True)] == ["node-1", "node-0"]
     assert "■ 1" in [fact.text for fact in header(snapshot, NOW).facts]
 
 
@@ -264,3 +278,105 @@ def test_a_dry_run_is_no_run_of_an_incident() -> None:
     assert current_run(make_incident(runs=[done])) is None
     acted = make_run(status=RunStatus.FAILED, created_at=NOW - 60)
     assert current_run(make_incident(runs=[done, acted])) == acted
+
+
+def nodes_of_two_pools() -> Snapshot:
+    nodes = (
+        make_node("a-1", pool="a", zone="x", ttft_s=Signal(value=0.3, age_s=1.0)),
+        make_node("a-2", pool="a", zone="y", ttft_s=Signal()),
+        make_node("b-1", pool="b", zone="x", ttft_s=Signal(value=0.1, age_s=1.0), phase=NodePhase.DRAINED),
+    )
+    return Snapshot(status=make_status(), nodes=nodes, known_at=NOW)
+
+
+def test_the_fleet_is_grouped_and_each_group_counts_who_serves() -> None:
+    lines = fleet_lines(nodes_of_two_pools(), NOW, group="zone")
+    assert [line.heading[0].text if line.row is None else line.key for line in lines] == [
+        "zone x",
+        "a-1",
+        "b-1",
+        "zone y",
+        "a-2",
+    ]
+    assert lines[0].heading[1] == Cell("1/2 ready", Tone.WARN)
+
+
+@pytest.mark.parametrize(("is_reversed", "keys"), [(False, ["b-1", "a-1", "a-2"]), (True, ["a-1", "b-1", "a-2"])])
+def test_what_is_not_known_comes_last_in_either_order(is_reversed: bool, keys: list[str]) -> None:
+    lines = fleet_lines(nodes_of_two_pools(), NOW, order=Order("TTFT", is_reversed))
+    assert [line.key for line in lines] == keys
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("a-", ["a-1", "a-2"]),
+        ("zone=x !drained", ["a-1"]),
+        ("pool=b", ["b-1"]),
+        ("nothing", []),
+        ("!", ["a-1", "a-2", "b-1"]),
+    ],
+)
+def test_a_filter_fits_words_labels_and_their_opposite(words: str, keys: list[str]) -> None:
+    assert [line.key for line in fleet_lines(nodes_of_two_pools(), NOW, words=words)] == keys
+
+
+def test_a_latency_stands_beside_its_past_and_is_told_when_it_is_much_worse() -> None:
+    assert beside_past(None, None).text == "-"
+    assert beside_past(0.2, None).text == "200ms/-"
+    assert beside_past(0.2, 0.19).tone is Tone.PLAIN
+    assert beside_past(0.4, 0.2) == Cell("400ms/200ms", Tone.WARN, right=True)
+
+
+def test_a_sparkline_leaves_a_gap_where_nothing_was_known() -> None:
+    assert sparkline((1.0, None, 3.0), 4) == " ▁ █"
+    assert sparkline((2.0, 2.0), 2) == "▁▁"
+    assert sparkline((None,), 3) == ""
+
+
+def texts(snapshot: Snapshot) -> str:
+    sections = now_sections(snapshot, NOW)
+    rows = [row for section in sections for row in (*section.rows, section.notes, (section.heading,))]
+    return "\n".join(" ".join(cell.text for cell in row) for row in rows)
+
+
+def test_now_tells_how_long_the_level_still_gives_and_that_nobody_has_it() -> None:
+    late = make_incident(id="inc-2", sev="SEV-1", due_at=NOW - 60)
+    in_time = make_incident(sev="SEV-2", due_at=NOW + 600)
+    told = texts(Snapshot(status=make_status(), incidents=(late, in_time), known_at=NOW))
+    assert "SEV-1 over by 60s" in told
+    assert "SEV-2 10m left" in told
+    assert "nobody has it" in told
+
+
+def test_a_dry_run_is_nothing_that_automation_does() -> None:
+    run = make_run(status=RunStatus.RUNNING, dry_run=True)
+    told = texts(Snapshot(status=make_status(), runs=(run,), known_at=NOW))
+    assert "nothing is under way, nothing waits" in told
+
+
+def test_rules_that_cannot_be_judged_are_told_where_nothing_fires() -> None:
+    alert = make_incident().alerts[0].model_copy(update={"state": AlertState.UNKNOWN})
+    told = texts(Snapshot(status=make_status(), alerts=(alert,), known_at=NOW))
+    assert "Nothing hurts" in told
+    assert "1 rule can't be judged" in told
+
+
+def test_a_dry_run_of_a_page_says_so_first_and_shows_no_step_as_done() -> None:
+    step = {"index": 0, "phase": "do", "title": "", "command": "drain node-2", "status": "done", "started_at": NOW - 5}
+    section = run_section(make_run(status=RunStatus.SUCCEEDED, dry_run=True, steps=[step]), NOW)
+    assert section.heading == Cell("DRY RUN, nothing was done: Replace a node, succeeded", Tone.DIM)
+    assert section.rows[0][0].text == "·"
+
+
+def test_a_step_that_runs_tells_for_how_long() -> None:
+    step = {
+        "index": 0,
+        "phase": "do",
+        "title": "",
+        "command": "drain node-2",
+        "status": "running",
+        "started_at": NOW - 5,
+    }
+    section = run_section(make_run(status=RunStatus.RUNNING, steps=[step]), NOW)
+    assert [cell.text for cell in section.rows[0]] == ["▶", "1", "5.0s", "drain node-2"]

@@ -1,0 +1,187 @@
+"""`python -m fleetctl.bench.cockpit_side`: answers like a controller over many nodes, for the cockpit's bench.
+
+Values move as often as nodes are scraped; ten thousand events are there, and one more comes every 5 s. Prints its
+address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import BaseModel, TypeAdapter
+
+from fleetctl import wire
+
+SCRAPED_EVERY_S = 5.0
+NUM_EVENTS = 10_000
+EVENTS_AT_ONCE = 1000
+ROW_POOLS = 10
+
+
+class Answers:
+    """What is told: each list made once for each scrape."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+        self._begun_at = time.time()
+        self._made: dict[str, tuple[int, bytes]] = {}
+
+    def of(self, path: str, query: dict[str, list[str]]) -> bytes | None:
+        """The answer as JSON; None where there is none."""
+        if path == "/v1/events":
+            return self._events(query)
+        scrape = int(time.time() / SCRAPED_EVERY_S)
+        known = self._made.get(path)
+        if known is None or known[0] != scrape:
+            made = self._make(path, scrape)
+            if made is None:
+                return None
+            known = self._made[path] = (scrape, made)
+        return known[1]
+
+    def _make(self, path: str, scrape: int) -> bytes | None:
+        match path:
+            case "/v1/status":
+                return self._status().model_dump_json().encode()
+            case "/v1/identity":
+                return wire.CallerInfo(name="bench", role=wire.TokenRole.ADMIN, via="bench").model_dump_json().encode()
+            case "/v1/nodes":
+                return _listed([_node(number, scrape) for number in range(self._num_nodes)])
+            case "/v1/pools":
+                return _listed([_pool(f"pool-{number}", self._num_nodes // ROW_POOLS) for number in range(ROW_POOLS)])
+            case "/v1/query":
+                samples = [
+                    {"labels": {"node": _name(number), "pool": f"pool-{number % ROW_POOLS}"}, "value": 0.4}
+                    for number in range(self._num_nodes)
+                ]
+                return json.dumps({"at": time.time(), "samples": samples}).encode()
+            case (
+                "/v1/alerts"
+                | "/v1/incidents"
+                | "/v1/runs"
+                | "/v1/groups"
+                | "/v1/rollouts"
+                | "/v1/tenants"
+                | "/v1/audit"
+            ):
+                return b"[]"
+        return None
+
+    def _status(self) -> wire.Status:
+        return wire.Status(
+            version="bench",
+            started_at=self._begun_at,
+            epoch=1,
+            policy="ask",
+            now=time.time(),
+            nodes_ready=self._num_nodes,
+            nodes_total=self._num_nodes,
+            firing=0,
+            open_incidents=0,
+            loops={},
+        )
+
+    def _events(self, query: dict[str, list[str]]) -> bytes:
+        """As the controller's: newest ones, or those after a number, which are waited for."""
+        after = int(query.get("after", ["0"])[0])
+        if "newest" in query:
+            return _listed([self._event(seq) for seq in range(1, EVENTS_AT_ONCE + 1)])
+        deadline = time.time() + float(query.get("wait_s", ["0"])[0])
+        while (last := self._last_seq()) <= after and time.time() < deadline:
+            time.sleep(0.2)
+        return _listed([self._event(seq) for seq in range(after + 1, min(last, after + EVENTS_AT_ONCE) + 1)])
+
+    def _last_seq(self) -> int:
+        return NUM_EVENTS + int((time.time() - self._begun_at) / SCRAPED_EVERY_S)
+
+    def _event(self, seq: int) -> wire.TimelineEntry:
+        at = self._begun_at + (seq - NUM_EVENTS) * SCRAPED_EVERY_S
+        return wire.TimelineEntry(seq=seq, at=at, kind="node.ready", text=f"{_name(seq % self._num_nodes)} is ready")
+
+
+def _listed(rows: list[Any]) -> bytes:
+    return TypeAdapter(list[BaseModel]).dump_json(rows, serialize_as_any=True)
+
+
+def _name(number: int) -> str:
+    return f"node-{number:04}"
+
+
+def _node(number: int, scrape: int) -> wire.Node:
+    def told(value: float) -> wire.Signal:
+        return wire.Signal(value=value * (1.0 + (number * 7 + scrape * 3) % 10 / 50), age_s=1.0)
+
+    card = wire.Gpu(node=_name(number), gpu="0", temperature_c=61.0, sm_clock_hz=1.41e9, throttled=[], faults=[])
+    return wire.Node(
+        name=_name(number),
+        url=f"http://10.0.0.1:{number}",
+        phase=wire.NodePhase.READY,
+        pool=f"pool-{number % ROW_POOLS}",
+        model="llama",
+        zone="abc"[number % 3],
+        revision="r41",
+        instance="4f1c9a",
+        running=told(20),
+        waiting=told(2),
+        kv_ratio=told(0.5),
+        ttft_s=told(0.2),
+        ttft_p99_s=told(0.6),
+        itl_s=told(0.02),
+        step_s=told(0.018),
+        requests_per_s=told(3),
+        first_tokens_per_s=told(3),
+        tokens_per_s=told(900),
+        prompt_tokens_per_s=told(2000),
+        prefix_hit_ratio=told(0.4),
+        preemptions_per_s=told(0),
+        preemption_ratio=told(0),
+        gpus=[card],
+        signal_age_s=1.0,
+        probe_age_s=1.0,
+    )
+
+
+def _pool(name: str, num_nodes: int) -> wire.Pool:
+    told = wire.GroupSignal(value=0.5, known=num_nodes, of=num_nodes)
+    load = wire.GroupLoad(running=told, waiting=told, kv_ratio=told, tokens_per_s=told, ttft_p95_s=told)
+    return wire.Pool(name=name, model="llama", wanted=num_nodes, nodes=num_nodes, ready=num_nodes, load=load)
+
+
+def handler_of(answers: Answers) -> type[BaseHTTPRequestHandler]:
+    """A handler that tells them over kept connections."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked = urlsplit(self.path)
+            body = answers.of(asked.path, parse_qs(asked.query))
+            self.send_response(204 if asked.path == "/v1/routing" else 404 if body is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def main() -> None:
+    """Serve until it is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(Answers(parser.parse_args().nodes)))
+    server.daemon_threads = True
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)  # noqa: T201
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

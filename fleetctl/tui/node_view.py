@@ -1,0 +1,147 @@
+"""What is told of one node beside its row in the fleet's table: pure, no Textual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleetctl.tui.cell import (
+    UNKNOWN,
+    Cell,
+    StorySection,
+    Tone,
+    age,
+    bar,
+    percent,
+    rate,
+    signal_cell,
+    span,
+    whole,
+)
+from fleetctl.tui.snapshot import Part, Snapshot, Tail
+from fleetctl.wire import DeepCheck, Gpu, Node, NodePhase, Pool, PoolState
+
+PHASES: dict[NodePhase, tuple[str, Tone]] = {
+    NodePhase.STARTING: ("◔", Tone.BUSY),
+    NodePhase.READY: ("●", Tone.GOOD),
+    NodePhase.CORDONED: ("◌", Tone.WARN),
+    NodePhase.DRAINING: ("◐", Tone.BUSY),
+    NodePhase.DRAINED: ("○", Tone.WARN),
+    NodePhase.NOT_READY: ("▲", Tone.BAD),
+    NodePhase.UNREACHABLE: ("✗", Tone.BAD),
+    NodePhase.STOPPED: ("■", Tone.DIM),
+}
+
+
+def node_lines(node: Node, now: float, pool: Pool | None = None) -> tuple[Cell, ...]:
+    """What the table has no room for, about one node and the pool that it is in."""
+    glyph, tone = PHASES[node.phase]
+    state = f"{glyph} {node.phase.value.replace('_', ' ')}"
+    since = f" for {span(now - node.since)}" if node.since is not None else ""
+    probed = UNKNOWN if node.probe_age_s is None else f"{age(node.probe_age_s)} ago"
+    facts = [
+        ("pool", node.pool),
+        ("model", node.model),
+        ("engine", node.engine),
+        ("zone", node.zone),
+        ("revision", node.revision),
+    ]
+    return (
+        Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
+        Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
+        Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
+        _deep_check(node.deep_check),
+        _more_signals(node),
+        *(_card_line(card) for card in node.gpus),
+        *((_pool_line(pool),) if pool is not None else ()),
+        Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
+    )
+
+
+def _more_signals(node: Node) -> Cell:
+    """Those that the table has no column for."""
+    told = (
+        ("hit", node.prefix_hit_ratio, percent),
+        ("preempted", node.preemption_ratio, lambda share: f"{share:.1%}"),
+        ("ITL", node.itl_s, span),
+        ("TTFT p99", node.ttft_p99_s, span),
+        ("tok/s", node.tokens_per_s, rate),
+    )
+    text = "  ".join(f"{name} {UNKNOWN if one.value is None else show(one.value)}" for name, one, show in told)
+    return Cell(text, Tone.DIM if all(one.value is None for _, one, _ in told) else Tone.PLAIN)
+
+
+def _card_line(card: Gpu) -> Cell:
+    """One card: heat, clock, and what is wrong with it."""
+    heat = UNKNOWN if card.temperature_c is None else f"{card.temperature_c:.0f}°C"
+    clock = UNKNOWN if card.sm_clock_hz is None else f"{card.sm_clock_hz / 1e9:.2f} GHz"
+    ecc = f"ECC {card.ecc_uncorrected:.0f}" if card.ecc_uncorrected else ""
+    xids = f"XID {','.join(map(str, card.xids))}" if card.xids else ""
+    wrong = [*(card.faults or ()), *(card.throttled or ()), *filter(None, (ecc, xids))]
+    return Cell(f"GPU {card.gpu}  {heat}  {clock}  {'  '.join(wrong)}".rstrip(), Tone.BAD if wrong else Tone.DIM)
+
+
+_POOL_TONES = {PoolState.CONVERGED: Tone.DIM, PoolState.CONVERGING: Tone.BUSY, PoolState.BACKING_OFF: Tone.BAD}
+
+
+def _pool_line(pool: Pool) -> Cell:
+    unknown = f" ({pool.unknown} unknown)" if pool.unknown else ""
+    told = f"pool {pool.name}  {pool.ready}/{pool.wanted} ready{unknown}  owner {pool.owner}  "
+    if pool.autoscaler:
+        told += f"autoscaler: {pool.autoscaler}  "
+    state = pool.state.value.replace("_", " ")
+    return Cell(told + (f"{state}: {pool.reason}" if pool.reason else state), _POOL_TONES.get(pool.state, Tone.WARN))
+
+
+def _deep_check(check: DeepCheck) -> Cell:
+    """Whether its answers were right when somebody last looked."""
+    tone = {"passed": Tone.DIM, "failed": Tone.BAD, "unknown": Tone.DIM}[check.result]
+    ago = f" {span(check.age_s)} ago" if check.age_s is not None else ""
+    return Cell(f"deep check {check.result}{ago}" + (f": {check.detail}" if check.detail else ""), tone)
+
+
+def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: float) -> Iterator[StorySection]:
+    """One node: state, what it does now, its cards, what may be done to it."""
+    if node is None:
+        text = f"Nothing is known of {name}." if name is not None else "No node is chosen.  g f, Enter opens one"
+        yield StorySection(Cell(text, Tone.DIM))
+        return
+    pool = next((one for one in snapshot.pools if one.name == node.pool), None)
+    first, *rest = node_lines(node, now, pool)
+    yield StorySection(first, (), tuple(rest))
+    drift_s = snapshot.drift_s(Part.NODE, now)
+    tail = snapshot.node_tails.get(node.name, Tail())
+    told = (
+        ("requests in flight", signal_cell(node.running, drift_s, whole), "waiting", node.waiting, whole),
+        ("KV", signal_cell(node.kv_ratio, drift_s, percent), "prefix hit", node.prefix_hit_ratio, percent),
+        ("step", signal_cell(node.step_s, drift_s, span), "preempted", node.preemption_ratio, percent),
+        ("TTFT", signal_cell(node.ttft_s, drift_s, span), "ITL", node.itl_s, span),
+        ("tok/s", signal_cell(node.tokens_per_s, drift_s, rate), "prompt tok/s", node.prompt_tokens_per_s, rate),
+    )
+    rows = [
+        (Cell(left, Tone.DIM), value, Cell("   "), Cell(right, Tone.DIM), signal_cell(signal, drift_s, write))
+        for left, value, right, signal, write in told
+    ]
+    past = [("TTFT p99", tail.ttft_s, tail.ttft_before_s), ("ITL p99", tail.itl_s, tail.itl_before_s)]
+    rows += [
+        (
+            Cell(what, Tone.DIM),
+            Cell(span(value), right=True),
+            Cell("   "),
+            Cell("an hour ago", Tone.DIM),
+            Cell(span(old)),
+        )
+        for what, value, old in past
+    ]
+    kv = node.kv_ratio.value
+    notes = (Cell(f"KV {bar(kv, 40)}│", Tone.PLAIN),) if kv is not None and kv == kv else ()
+    yield StorySection(Cell("Now", Tone.STRONG), tuple(rows), notes)
+    if node.abilities:
+        can = tuple(
+            (
+                Cell("✓" if one.can else "✗", Tone.GOOD if one.can else Tone.DIM),
+                Cell(one.ability),
+                Cell(one.how, Tone.DIM),
+            )
+            for one in node.abilities
+        )
+        yield StorySection(Cell("What may be done to it", Tone.STRONG), can)

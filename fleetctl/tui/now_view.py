@@ -1,0 +1,165 @@
+"""The first screen: what hurts users, since when, how long its level still gives, and what is being done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
+from fleetctl.tui.incident_view import RUN_TONES, STATUSES
+from fleetctl.tui.snapshot import Snapshot, is_closed
+from fleetctl.wire import AlertState, Incident, Pool, Run, RunStatus
+
+NUM_EVENTS = 12
+NUM_ALERTS = 8
+
+Row = tuple[Cell, ...]
+
+
+def now_sections(snapshot: Snapshot, now: float) -> tuple[StorySection, ...]:
+    """What a person needs first, first."""
+    if snapshot.known_at is None:
+        return (StorySection(Cell("Nothing is known yet: the controller has not answered.", Tone.DIM)),)
+    return (_hurts(snapshot, now), _automation(snapshot, now), _pools(snapshot), _last(snapshot))
+
+
+def _hurts(snapshot: Snapshot, now: float) -> StorySection:
+    incidents = [one for one in snapshot.incidents if not is_closed(one)]
+    told = {alert.fingerprint for one in incidents for alert in one.alerts}
+    alone = [a for a in snapshot.alerts if a.state is AlertState.FIRING and a.fingerprint not in told]
+    unknown = sum(alert.state is AlertState.UNKNOWN for alert in snapshot.alerts)
+    notes = []
+    if len(alone) > NUM_ALERTS:
+        notes.append(Cell(f"and {len(alone) - NUM_ALERTS} alerts more (g a)", Tone.DIM))
+    if unknown:
+        notes.append(Cell(f"? {count(unknown, 'rule')} can't be judged: signals are missing or stale (g a)", Tone.WARN))
+    if not incidents and not alone:
+        quiet = "Nothing hurts: no incident is open, no alert fires."
+        return StorySection(Cell(quiet, Tone.DIM if unknown else Tone.GOOD), (), tuple(notes))
+    heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
+    rows: list[Row] = [_incident(one, now) for one in incidents]
+    for alert in alone[:NUM_ALERTS]:
+        since = age(now - alert.fired_at) if alert.fired_at is not None else UNKNOWN
+        text = f"{alert.name}: {alert.summary}" if alert.summary else alert.name
+        silenced = " (silenced)" if alert.silenced == "yes" else ""
+        rows.append((Cell("▲", Tone.WARN), Cell(""), Cell(since, Tone.DIM), Cell(text + silenced), Cell("no incident")))
+    return StorySection(Cell(heading, Tone.BAD if incidents else Tone.WARN), tuple(rows), tuple(notes))
+
+
+def _incident(one: Incident, now: float) -> Row:
+    glyph, tone = STATUSES[one.status]
+    return (
+        Cell(glyph, tone),
+        sev_left(one, now),
+        Cell(age(now - one.opened_at), Tone.DIM),
+        Cell(one.title, Tone.STRONG),
+        Cell(one.handling.words or "nobody has it", Tone.DIM if one.handling.words else Tone.WARN),
+    )
+
+
+def sev_left(incident: Incident, now: float) -> Cell:
+    """Its level, and what its clock says."""
+    level = incident.sev or incident.severity
+    if incident.due_at is None or is_closed(incident):
+        return Cell(level)
+    left_s = incident.due_at - now
+    return (
+        Cell(f"{level} over by {span(-left_s)}", Tone.BAD)
+        if left_s < 0
+        else Cell(f"{level} {span(left_s)} left", Tone.WARN)
+    )
+
+
+def _automation(snapshot: Snapshot, now: float) -> StorySection:
+    rows = [*_runs(snapshot, now), *_changes(snapshot)]
+    policy = snapshot.status.policy if snapshot.status is not None else UNKNOWN
+    doing = f"Automation (policy {policy})"
+    if not rows:
+        return StorySection(Cell(f"{doing}: nothing is under way, nothing waits", Tone.DIM))
+    return StorySection(Cell(doing, Tone.STRONG), tuple(rows))
+
+
+def _runs(snapshot: Snapshot, now: float) -> Iterator[Row]:
+    """Runs that are not at their end; a dry run does nothing, and is none."""
+    known = {run.id: run for one in snapshot.incidents for run in one.runs}
+    known |= {run.id: run for run in snapshot.runs}
+    live = [run for run in known.values() if not run.status.is_terminal and not run.dry_run]
+    for run in sorted(live, key=lambda one: (one.status is not RunStatus.PROPOSED, -one.created_at)):
+        yield (Cell(_glyph(run), RUN_TONES[run.status]), Cell(_waits(run), RUN_TONES[run.status]), *_what(run, now))
+
+
+def _glyph(run: Run) -> str:
+    return "?" if run.status is RunStatus.PROPOSED or run.question else "‖" if run.paused_by else "▶"
+
+
+def _waits(run: Run) -> str:
+    if run.status is RunStatus.PROPOSED:
+        return "waits for you"
+    return "asks" if run.question else "paused" if run.paused_by else run.status.value
+
+
+def _what(run: Run, now: float) -> Row:
+    step = next((one for one in run.steps if one.status == "running"), None)
+    text = f"{run.title or run.runbook} {', '.join(run.targets)}".rstrip()
+    if run.question:
+        text += f": {run.question}"
+    elif step is not None:
+        text += f": step {step.index + 1} of {len(run.steps)}, {step.command}"
+    return Cell(age(now - run.created_at), Tone.DIM), Cell(text), Cell(run.decided_by or run.requested_by, Tone.DIM)
+
+
+def _changes(snapshot: Snapshot) -> Iterator[Row]:
+    """What else changes the fleet, or keeps automation from it."""
+    status = snapshot.status
+    if status is not None and status.breaker:
+        yield _row("▲", "breaker", status.breaker, Tone.WARN)
+    for freeze in status.freezes if status is not None else ():
+        yield _row("❄", "frozen", f"{freeze.pool or 'the fleet'}: {freeze.reason}", Tone.WARN, freeze.made_by)
+    for rule in status.traffic_rules if status is not None else ():
+        yield _row("⇄", rule.kind, rule.spec.words, Tone.WARN, rule.made_by)
+    for rollout in snapshot.rollouts:
+        if not rollout.is_ended:
+            yield _row(
+                "▶", rollout.state, f"pool {rollout.pool} to {rollout.to_revision}: {rollout.waits_for}", Tone.BUSY
+            )
+    for pool in snapshot.pools:
+        if pool.autoscaler:
+            yield _row("⇕", "autoscaler", f"pool {pool.name}: {pool.autoscaler}", Tone.BUSY)
+
+
+def _row(glyph: str, what: str, text: str, tone: Tone, by: str = "") -> Row:
+    return Cell(glyph, tone), Cell(what, tone), Cell(""), Cell(text), Cell(by, Tone.DIM)
+
+
+def _pools(snapshot: Snapshot) -> StorySection:
+    if not snapshot.pools:
+        return StorySection(Cell("No pools are known.", Tone.DIM))
+    titles = ("pool", "ready", "run", "wait", "KV", "tok/s", "TTFT p95", "1h ago", "state")
+    rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=0 < at < 8) for at, title in enumerate(titles))]
+    return StorySection(
+        Cell("Pools   g f opens the fleet", Tone.STRONG), (*rows, *(_pool(pool, snapshot) for pool in snapshot.pools))
+    )
+
+
+def _pool(pool: Pool, snapshot: Snapshot) -> Row:
+    load = pool.load
+    told = ((load.running, whole), (load.waiting, whole), (load.kv_ratio, percent), (load.tokens_per_s, rate))
+    cells = [Cell(UNKNOWN if one.value is None else write(one.value), right=True) for one, write in told]
+    p95 = load.ttft_p95_s
+    tail = snapshot.pool_tails.get(pool.name)
+    state = pool.state.value.replace("_", " ")
+    return (
+        Cell(pool.name, Tone.STRONG),
+        Cell(f"{pool.ready}/{pool.wanted}", Tone.PLAIN if pool.ready >= pool.wanted else Tone.WARN, right=True),
+        *cells,
+        Cell(UNKNOWN if p95.value is None else f"{'>' if p95.at_least else ''}{span(p95.value)}", right=True),
+        Cell(span(tail.ttft_before_s if tail is not None else None), Tone.DIM, right=True),
+        Cell(f"{state}: {pool.reason}" if pool.reason else state, Tone.DIM),
+    )
+
+
+def _last(snapshot: Snapshot) -> StorySection:
+    newest = snapshot.events[-NUM_EVENTS:][::-1]
+    rows = tuple((Cell(clock_time(one.at), Tone.DIM), Cell(one.text)) for one in newest)
+    return StorySection(
+        Cell("Last events (UTC)   g e shows all", Tone.STRONG), rows or ((Cell("none yet", Tone.DIM),),)
+    )

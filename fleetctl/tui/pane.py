@@ -1,0 +1,188 @@
+"""What every screen of the cockpit is: a widget that draws a snapshot, says what it needs, and what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Static
+
+from fleetctl.tui.cell import Cell, StorySection
+from fleetctl.tui.listing import Column, Line, Order
+from fleetctl.tui.live_table import LiveTable
+from fleetctl.tui.place import Place
+from fleetctl.tui.rich_text import paint, paint_section
+from fleetctl.tui.snapshot import Part, Snapshot
+
+
+class Pane(Vertical):
+    """One screen."""
+
+    PLACE: ClassVar[Place]
+    NEEDS: ClassVar[frozenset[Part]] = frozenset()
+    CAN_FILTER: ClassVar[bool] = False
+
+    class About(Message):
+        """A person chose what the screen is about."""
+
+        def __init__(self, subject: str) -> None:
+            super().__init__()
+            self.subject = subject
+
+    class Asks(Message):
+        """A person wants another screen about something."""
+
+        def __init__(self, place: Place, subject: str | None = None) -> None:
+            super().__init__()
+            self.place, self.subject = place, subject
+
+    def __init__(self) -> None:
+        super().__init__(id=self.PLACE.value, classes="pane")
+        self.subject: str | None = None
+        self.words = ""  # of the filter
+        self.snapshot = Snapshot()
+        self.now = 0.0
+
+    @property
+    def main(self) -> Widget:
+        """What takes the keys."""
+        raise NotImplementedError
+
+    def show(self, snapshot: Snapshot, now: float) -> None:
+        """Draw this snapshot."""
+        self.snapshot, self.now = snapshot, now
+        self.set_class(snapshot.cut_off_since is not None, "-cut-off")
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what is known."""
+        raise NotImplementedError
+
+    def narrow(self, words: str) -> None:
+        """Show only what fits these words."""
+        self.words = words
+        self.draw()
+
+
+class Sections(VerticalScroll, can_focus=True):
+    """Sections under each other; only one that changed is drawn again."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_lines(4)", "Down", show=False),
+        Binding("k", "scroll_lines(-4)", "Up", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._drawn: list[StorySection] = []
+
+    def show(self, sections: Iterable[StorySection]) -> None:
+        """Make it show exactly these."""
+        wanted = list(sections)
+        statics = list(self.query(Static))
+        for static in statics[len(wanted) :]:
+            static.display = False
+        for index, section in enumerate(wanted):
+            if index < len(statics):
+                statics[index].display = True
+                if self._drawn[index] != section:
+                    statics[index].update(paint_section(section))
+            else:
+                self.mount(Static(paint_section(section), classes="section"))
+        self._drawn = wanted + self._drawn[len(wanted) :]
+
+    def action_scroll_lines(self, lines: int) -> None:
+        """Scroll by so many lines."""
+        self.scroll_relative(y=lines, animate=False)
+
+
+class TablePane(Pane):
+    """A table, and what it has no room for about the chosen line."""
+
+    CAN_FILTER = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("o", "order(1)", "Order by the next column", show=False),
+        Binding("O", "turn", "Order the other way", show=False),
+    ]
+
+    def __init__(self, columns: Sequence[Column[Any]], *, table_id: str, empty: str) -> None:
+        super().__init__()
+        self.table = LiveTable(columns, id=table_id)
+        self._detail = Static(id=f"{table_id}-detail", classes="detail")
+        self._empty = empty
+        self.order = Order()
+
+    def compose(self) -> ComposeResult:
+        """The table, the detail."""
+        yield self.table
+        yield self._detail
+
+    @property
+    def main(self) -> Widget:
+        """The table."""
+        return self.table
+
+    def lines(self) -> Sequence[Line[Any]]:
+        """What the table shows."""
+        raise NotImplementedError
+
+    def detail(self, row: Any) -> Iterable[Cell]:
+        """What is told of the chosen row."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """The table's lines, and the chosen one's detail."""
+        self.table.show(self.lines(), self.order, is_past=self.snapshot.cut_off_since is not None)
+        self.draw_detail()
+
+    def draw_detail(self) -> None:
+        """What is told of the line under the cursor."""
+        row = self.table.selected
+        if row is not None:
+            cells = [cell for cell in self.detail(row) if cell.text]
+            self._detail.update(Text("\n").join(_wrapping(cell) for cell in cells))
+        elif self.snapshot.known_at is None:
+            self._detail.update(Text("Nothing is known yet: the controller has not answered.", style="dim"))
+        else:
+            empty = f"Nothing fits {self.words!r}; Esc ends the filter." if self.words else self._empty
+            self._detail.update(Text(empty, style="dim"))
+
+    def on_live_table_moved(self, event: LiveTable.Moved) -> None:
+        """Tell of the line that the cursor moved to."""
+        event.stop()
+        self.draw_detail()
+
+    def action_order(self, by: int) -> None:
+        """Order by the next column."""
+        titles: list[str | None] = [None, *(one.title for one in self.table.columns if one.sort_key is not None)]
+        at = titles.index(self.order.title) if self.order.title in titles else 0
+        self.order = Order(titles[(at + by) % len(titles)], self.order.is_reversed)
+        self.draw()
+
+    def action_turn(self) -> None:
+        """Order the other way."""
+        self.order = Order(self.order.title, not self.order.is_reversed)
+        self.draw()
+
+
+def _wrapping(cell: Cell) -> Text:
+    text = paint(cell)
+    text.no_wrap = False
+    text.justify = "left"
+    return text
+
+
+class ListPane(TablePane):
+    """A table whose lines and detail are two pure functions of the snapshot."""
+
+    LINES: ClassVar[Callable[..., Sequence[Line[Any]]]]
+
+    def lines(self) -> Sequence[Line[Any]]:
+        """By the filter and the order."""
+        return type(self).LINES(self.snapshot, self.words, self.order)

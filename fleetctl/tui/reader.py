@@ -1,0 +1,305 @@
+"""The one reader of the controller: each turn it reads what the screen needs and what is due, and keeps the rest.
+
+A part is due when its period is over, or when an event said that it changed. Signals of nodes change only as often as
+nodes are scraped: a large fleet is read no oftener than that, and its phases are told by events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.tui.snapshot import Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed
+from fleetctl.wire import (
+    ActionRequest,
+    Alert,
+    ApprovalRequest,
+    AssignRequest,
+    AuditRow,
+    CallerInfo,
+    GroupBy,
+    Incident,
+    IncidentNote,
+    Node,
+    NodeGroup,
+    NodePhase,
+    Pool,
+    Rollout,
+    RoutingTable,
+    Run,
+    RunbookInfo,
+    RunOrder,
+    RunRequest,
+    Status,
+    TenantUse,
+    TimelineEntry,
+)
+
+
+class CockpitClient(Protocol):
+    """The part of `fleetctl.client.ControllerClient` that the cockpit uses."""
+
+    async def status(self) -> Status: ...
+    async def caller(self) -> CallerInfo: ...
+    async def nodes(self) -> list[Node]: ...
+    async def node(self, name: str, /) -> Node: ...
+    async def pools(self) -> list[Pool]: ...
+    async def groups(self, by: GroupBy, /) -> list[NodeGroup]: ...
+    async def alerts(self) -> list[Alert]: ...
+    async def incidents(self, status: str | None = None) -> list[Incident]: ...
+    async def incident(self, incident_id: str, /) -> Incident: ...
+    async def runbook(self, name: str, /) -> RunbookInfo: ...
+    async def runs(self, incident_id: str | None = None) -> list[Run]: ...
+    async def routing(self, after: int | None = None, wait_s: float = 0.0) -> RoutingTable | None: ...
+    async def tenants(self) -> list[TenantUse]: ...
+    async def rollouts(self, pool: str | None = None) -> list[Rollout]: ...
+    async def audit(self, *, limit: int = 200) -> list[AuditRow]: ...
+    async def query(self, expr: str, /) -> dict[str, Any]: ...
+    async def events(self, after: int = 0, wait_s: float = 0.0) -> list[TimelineEntry]: ...
+    async def newest_events(self, limit: int = 1000) -> list[TimelineEntry]: ...
+    def follow_node_logs(self, name: str, lines: int, /) -> AsyncIterator[str]: ...
+    async def act(self, request: ActionRequest, /) -> Run: ...
+    async def start_run(self, request: RunRequest, /) -> Run: ...
+    async def decide(self, run_id: str, request: ApprovalRequest, /) -> Run: ...
+    async def cancel(self, run_id: str, by: str) -> Run: ...
+    async def order_run(self, run_id: str, what: Any, order: RunOrder, /) -> Run: ...
+    async def acknowledge_incident(self, incident_id: str, request: IncidentNote, /) -> Incident: ...
+    async def assign_incident(self, incident_id: str, request: AssignRequest, /) -> Incident: ...
+
+
+LARGE_FLEET = 200  # nodes: beyond, they are read as often as they are scraped
+LARGE_EVERY_TURNS = 3
+TURNS: dict[Part, int] = {
+    Part.INCIDENTS: 5,
+    Part.FOCUS: 5,
+    Part.RUNS: 15,
+    Part.PAGE: 15,
+    Part.PAST: 8,
+    Part.AUDIT: 5,
+}
+"""After how many turns a part is read again though no event spoke of it; others: each turn."""
+TOLD_BY_EVENTS = frozenset({Part.INCIDENTS, Part.FOCUS, Part.RUNS, Part.ALERTS, Part.AUDIT, Part.POOLS})
+TOLD_OF_NODES = frozenset({Part.NODES, Part.NODE})
+BEHIND: dict[Part, int] = {Part.INCIDENTS: 5, Part.FOCUS: 5, Part.POOLS: 5, Part.NODES: 30}
+"""What header, questions and completion need of what the screen does not show, and after how many turns it is read."""
+UNASKED = frozenset({Part.INCIDENTS, Part.FOCUS})  # of them, those that events have read at once
+MAX_EVENTS = 10_000
+TREND_LENGTH = 40
+PAST_S = 3600
+OF_NODES = "llm:{}_seconds:p99{}"
+OF_POOLS = "histogram_quantile(0.95, sum by (le, pool) (llm:{}_seconds:bucket_rate{}))"
+
+
+class SnapshotReader:
+    """Reads snapshots from a controller, and keeps the last good one for when it is away."""
+
+    def __init__(self, controller: CockpitClient, now: Callable[[], float]) -> None:
+        self._controller = controller
+        self._now = now
+        self._last = Snapshot()
+        self._wanted = Wanted()
+        self._turn = 0
+        self._read_in: dict[Part, int] = {}  # part to the turn in which it was last read
+        self._stale: set[Part] = set()
+        self._pages: dict[str, RunbookInfo] = {}  # a page changes only when the controller restarts
+        self._trends: dict[str, tuple[deque[float | None], deque[float | None]]] = {}
+        self._events: deque[TimelineEntry] = deque(maxlen=MAX_EVENTS)
+
+    def heard(self, entries: Iterable[TimelineEntry]) -> None:
+        """Events came: what they are about is read again."""
+        known = self._events[-1].seq if self._events else 0
+        new = [entry for entry in entries if entry.seq > known]
+        if new:
+            self._events.extend(new)
+            self._stale |= TOLD_BY_EVENTS
+            if any(entry.node is not None for entry in new):
+                self._stale |= TOLD_OF_NODES
+
+    def forget(self) -> None:
+        """A person did something, or asked to look again: everything is read anew."""
+        self._stale |= set(Part)
+
+    async def read(self, wanted: Wanted) -> Snapshot:
+        """The state of now, as far as it is wanted."""
+        before, begun = self._last, self._now()
+        self._turn += 1
+        try:
+            fresh = await self._read(wanted)
+        except FleetctlError as error:
+            since = before.cut_off_since
+            self._last = replace(before, cut_off_since=begun if since is None else since, error=error.message)
+            self._stale |= set(Part)
+            return self._last
+        now = self._now()
+        if before.cut_off_since is not None and before.known_at is not None:
+            fresh = replace(fresh, reconnected_at=now, was_away_s=now - before.cut_off_since)
+        self._last = replace(fresh, known_at=now, took_s=now - begun, cut_off_since=None, error="")
+        return self._last
+
+    def _due(self, wanted: Wanted) -> set[Part]:
+        if wanted.incident != self._wanted.incident:
+            self._stale.add(Part.FOCUS)
+        if wanted.node != self._wanted.node:
+            self._stale.add(Part.NODE)
+        if wanted.page != self._wanted.page:
+            self._stale |= {Part.PAGE, Part.FOCUS}
+        self._wanted = wanted
+        due = set()
+        for part in wanted.parts | BEHIND.keys():
+            is_shown = part in wanted.parts
+            every = TURNS.get(part, 1) if is_shown else BEHIND[part]
+            if part is Part.NODES and is_shown and len(self._last.nodes) > LARGE_FLEET:
+                every = LARGE_EVERY_TURNS
+            is_stale = part in self._stale and (is_shown or part in UNASKED)
+            if is_stale or self._turn - self._read_in.get(part, -1000) >= every:
+                due.add(part)
+        return due
+
+    async def _read(self, wanted: Wanted) -> Snapshot:
+        due = self._due(wanted)
+        controller, last = self._controller, self._last
+        readers = {
+            Part.NODES: self._nodes,
+            Part.POOLS: self._pools,
+            Part.GROUPS: self._groups,
+            Part.ALERTS: self._alerts,
+            Part.INCIDENTS: self._incidents,
+            Part.RUNS: self._runs,
+            Part.NODE: self._node,
+            Part.PAST: self._past,
+            Part.TRAFFIC: self._traffic,
+            Part.AUDIT: self._audit,
+            Part.PAGE: self._page_asked_for,
+        }
+        chosen = [part for part in readers if part in due]
+        status, caller, *found = await asyncio.gather(
+            controller.status(), self._caller(), *(readers[part]() for part in chosen)
+        )
+        if last.status is not None and status.started_at != last.status.started_at:
+            self._pages.clear()
+            self._stale |= set(Part) - due
+            due.add(Part.FOCUS)
+        changes: dict[str, Any] = {}
+        for change in found:
+            changes |= change
+        if Part.FOCUS in due:
+            changes |= await self._focus(changes.get("incidents", last.incidents))
+        self._stale -= due
+        at = self._now()
+        self._read_in |= dict.fromkeys(due, self._turn)
+        read_at = {**last.read_at, **dict.fromkeys(due, at)}
+        return replace(last, **changes, status=status, caller=caller, events=tuple(self._events), read_at=read_at)
+
+    async def _caller(self) -> CallerInfo | None:
+        """Asked once for each connection: a role changes with the token."""
+        if self._last.caller is not None and self._last.cut_off_since is None:
+            return self._last.caller
+        return await self._controller.caller()
+
+    async def _nodes(self) -> dict[str, Any]:
+        nodes = tuple(sorted(await self._controller.nodes(), key=_stopped_last))
+        for name in self._trends.keys() - {node.name for node in nodes}:
+            del self._trends[name]
+        for node in nodes:
+            ttft, tokens = self._trends.setdefault(node.name, (deque(maxlen=TREND_LENGTH), deque(maxlen=TREND_LENGTH)))
+            ttft.append(node.ttft_s.value)
+            tokens.append(node.tokens_per_s.value)
+        trends = {name: Trend(tuple(ttft), tuple(tokens)) for name, (ttft, tokens) in self._trends.items()}
+        return {"nodes": nodes, "trends": trends}
+
+    async def _pools(self) -> dict[str, Any]:
+        return {"pools": tuple(await self._controller.pools())}
+
+    async def _groups(self) -> dict[str, Any]:
+        by = (GroupBy.ZONE, GroupBy.MODEL)
+        found = await asyncio.gather(*(self._controller.groups(one) for one in by))
+        return {"groups": {one: tuple(groups) for one, groups in zip(by, found, strict=True)}}
+
+    async def _alerts(self) -> dict[str, Any]:
+        return {"alerts": tuple(await self._controller.alerts())}
+
+    async def _incidents(self) -> dict[str, Any]:
+        incidents = await self._controller.incidents()
+        return {"incidents": tuple(sorted(incidents, key=lambda one: (is_closed(one), -one.opened_at)))}
+
+    async def _runs(self) -> dict[str, Any]:
+        return {"runs": tuple(await self._controller.runs())}
+
+    async def _node(self) -> dict[str, Any]:
+        if self._wanted.node is None:
+            return {"node": None}
+        try:
+            return {"node": await self._controller.node(self._wanted.node)}
+        except BadInputError:  # it is gone (404): there is nothing to show, and the rest is good
+            return {"node": None}
+
+    async def _past(self) -> dict[str, Any]:
+        wanted = [(name, before) for name in ("ttft", "itl") for before in ("", f" offset {PAST_S}s")]
+        told: dict[str, list[dict[str, float]]] = {}
+        for label, expression in (("node", OF_NODES), ("pool", OF_POOLS)):
+            try:
+                answers = await asyncio.gather(*(self._controller.query(expression.format(*one)) for one in wanted))
+            except BadInputError:  # too many series: not known
+                continue
+            told[label] = [_by_label(answer, label) for answer in answers]
+        return {f"{label}_tails": _tails(values) for label, values in told.items()}
+
+    async def _traffic(self) -> dict[str, Any]:
+        routing, rollouts = await asyncio.gather(self._controller.routing(), self._controller.rollouts())
+        try:
+            tenants, unknown = tuple(await self._controller.tenants()), ""
+        except UnreachableError as error:  # no gateway tells; a controller that is away fails the other calls too
+            tenants, unknown = (), error.message
+        return {"routing": routing, "rollouts": tuple(rollouts), "tenants": tenants, "tenants_unknown": unknown}
+
+    async def _audit(self) -> dict[str, Any]:
+        return {"audit": tuple(await self._controller.audit(limit=500))}
+
+    async def _focus(self, incidents: tuple[Incident, ...]) -> dict[str, Any]:
+        wanted = self._wanted.incident or (incidents[0].id if incidents else None)
+        focus = await self._incident(wanted) if wanted is not None else None
+        if self._wanted.page is not None:
+            return {"focus": focus}
+        run = current_run(focus) if focus is not None else None
+        return {"focus": focus, "page": await self._page(run.runbook) if run is not None else None}
+
+    async def _incident(self, incident_id: str) -> Incident | None:
+        try:
+            return await self._controller.incident(incident_id)
+        except BadInputError:  # it is gone (404)
+            return None
+
+    async def _page_asked_for(self) -> dict[str, Any]:
+        return {} if self._wanted.page is None else {"page": await self._page(self._wanted.page)}
+
+    async def _page(self, name: str) -> RunbookInfo | None:
+        if name not in self._pages:
+            try:
+                self._pages[name] = await self._controller.runbook(name)
+            except BadInputError:  # a one-step action has no page
+                return None
+        return self._pages[name]
+
+
+def _by_label(answer: dict[str, Any], label: str) -> dict[str, float]:
+    """A label's value to the sample's, of a query; what is no number is left out."""
+    found = {}
+    for sample in answer["samples"]:
+        value, name = sample["value"], sample["labels"].get(label)
+        if name and isinstance(value, int | float) and math.isfinite(value):
+            found[name] = float(value)
+    return found
+
+
+def _tails(told: list[dict[str, float]]) -> dict[str, Tail]:
+    names = {name for values in told for name in values}
+    return {name: Tail(*(values.get(name) for values in told)) for name in names}
+
+
+def _stopped_last(node: Node) -> tuple[bool, str, str]:
+    return node.phase is NodePhase.STOPPED, node.pool, node.name

@@ -1,0 +1,51 @@
+"""Screens that are sections under each other: now, traffic."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.widget import Widget
+
+from fleetctl.tui.now_view import now_sections
+from fleetctl.tui.pane import Pane, Sections
+from fleetctl.tui.place import Place
+from fleetctl.tui.snapshot import Part
+from fleetctl.tui.traffic_view import traffic_sections
+
+
+class SectionsPane(Pane):
+    """Sections that scroll."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sections = Sections(id=f"{self.PLACE.value}-sections")
+
+    def compose(self) -> ComposeResult:
+        """The sections."""
+        yield self._sections
+
+    @property
+    def main(self) -> Widget:
+        """What scrolls."""
+        return self._sections
+
+
+class NowPane(SectionsPane):
+    """What hurts users, and what is being done."""
+
+    PLACE = Place.NOW
+    NEEDS = frozenset({Part.POOLS, Part.ALERTS, Part.RUNS, Part.PAST})
+
+    def draw(self) -> None:
+        """The gravest first."""
+        self._sections.show(now_sections(self.snapshot, self.now))
+
+
+class TrafficPane(SectionsPane):
+    """Where requests go."""
+
+    PLACE = Place.TRAFFIC
+    NEEDS = frozenset({Part.TRAFFIC, Part.NODES})
+
+    def draw(self) -> None:
+        """Rules, rollouts, routes, tenants."""
+        self._sections.show(traffic_sections(self.snapshot, self.now))

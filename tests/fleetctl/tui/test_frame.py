@@ -1,0 +1,221 @@
+"""The frame around the screens: jumps, back and forward, filter, command line, help, roles."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetctl.tui.app import Cockpit
+from fleetctl.tui.place import JUMPS, Place, Trail, Visit
+from fleetctl.wire import Run, RunStatus, TokenRole
+from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
+from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, wait_for, wait_for_text
+
+pytestmark = pytest.mark.anyio
+
+
+async def typed(pilot: object, text: str) -> None:
+    keys = ["space" if one == " " else "minus" if one == "-" else one for one in text]
+    await pilot.press("colon", *keys)  # type: ignore[attr-defined]
+
+
+def test_every_screen_has_a_jump() -> None:
+    assert set(JUMPS.values()) == set(Place)
+
+
+def test_a_new_step_forgets_what_came_after() -> None:
+    trail = Trail().to(Visit(Place.FLEET)).to(Visit(Place.NODE, "node-1")).moved(-1)
+    assert trail.here == Visit(Place.FLEET)
+    assert trail.moved(1).here == Visit(Place.NODE, "node-1")
+    assert trail.to(Visit(Place.AUDIT)).moved(1).here == Visit(Place.AUDIT)
+    assert trail.moved(-9).here == Visit(Place.NOW)
+
+
+async def test_a_node_is_opened_and_back_and_forward_lead_through_what_was_seen() -> None:
+    controller = FakeController()
+    controller.log_lines = {"node-2": ["engine ready"]}
+    async with cockpit(controller, size=WIDE) as (app, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "node-3")
+        await pilot.press("down", "enter")
+        await wait_for_text(pilot, "node-2  ◐ draining", "requests in flight", "engine ready")
+        controller.log_lines["node-2"].append("drain began")
+        await wait_for_text(pilot, "drain began")
+
+        await pilot.press("left_square_bracket")
+        await wait_for(pilot, lambda: app.trail.here.place is Place.FLEET)
+        await pilot.press("right_square_bracket")
+        await wait_for_text(pilot, "requests in flight")
+        await pilot.press("escape", "escape", "escape")
+        await wait_for_text(pilot, "Hurts: 1 incident")
+
+
+async def test_a_filter_works_while_it_is_typed_and_escape_ends_it() -> None:
+    async with cockpit(FakeController()) as (app, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "node-1", "node-3")
+        await pilot.press("slash", *"unreach")
+        await wait_for(pilot, lambda: "node-1  " not in screen(app) and "node-3" in screen(app))
+        await pilot.press("enter")
+        await wait_for_text(pilot, "/unreach")
+        await pilot.press("escape")
+        await wait_for_text(pilot, "node-1", "node-3")
+        assert app.trail.here.place is Place.FLEET
+
+
+async def test_a_noun_goes_to_its_screen_and_a_name_to_that_thing() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "get alerts")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "▲ firing", "LLMNodeSlow")
+        await typed(pilot, "describe node node-3")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "node-3  ✗ unreachable for 10m: connection refused")
+        await typed(pilot, "zones")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "zone a  1/3 ready")
+
+
+async def test_a_typed_command_is_completed_asked_about_and_sent() -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for(pilot, lambda: "nodes" in controller.asked)
+        await typed(pilot, "cord")
+        await pilot.press("tab", *"node", "minus", "2", "enter")
+        await wait_for_text(pilot, "cordon node-2?")
+        await pilot.press("y")
+        await wait_for(pilot, lambda: bool(controller.actions))
+    assert [(one.command, one.dry_run) for one in controller.actions] == [("cordon node-2", False)]
+
+
+async def test_a_dry_run_says_that_nothing_was_done() -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "drain node-2 --dry-run")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "DRY RUN: nothing was done", "would run: fleetctl")
+        await pilot.press("escape", "g", "i")
+        await wait_for_text(pilot, "x Dry-run")
+        await pilot.press("x")
+        await wait_for_text(pilot, "DRY RUN: nothing was done", "forecast: TTFT p95 0.4s")
+    assert [(one.command, one.dry_run) for one in controller.actions] == [("drain node-2", True)]
+    assert [(one.runbook, one.dry_run) for one in controller.started] == [("replace-node", True)]
+    assert controller.decisions == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("drian node-2", "is no kind and no command"),
+        ("drain", "takes one node"),
+        ("runbook approve run-77", "no run run-77"),
+    ],
+)
+async def test_what_cannot_be_done_is_told_before_it_is_sent(text: str, told: str) -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, text)
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Not done", told)
+    assert controller.actions == []
+
+
+async def test_a_viewer_sees_its_role_and_has_no_key_that_changes_something() -> None:
+    controller = FakeController()
+    controller.role = TokenRole.VIEWER
+    async with cockpit(controller, size=WIDE) as (app, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "node-3", "read-only (viewer)")
+        await pilot.press("c", "a", "D")
+        await pilot.pause()
+        assert len(app.screen_stack) == 1
+        assert "Cordon" not in screen(app)
+        assert "Approve" not in screen(app)
+
+
+async def test_help_lists_the_keys_of_the_screen_that_is_shown() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (_, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "node-3")
+        await pilot.press("question_mark")
+        await wait_for_text(pilot, "Keys of Fleet", "Order by the next column", "Cordon", "go to a screen")
+
+
+async def test_every_key_that_is_offered_is_told_in_help() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await pilot.press("g", "i")
+        await wait_for_text(pilot, "T Take over")
+        keys = {key for _, part in app._keys() for key, _ in part}
+        assert {"a", "d", "x", "T", "p", "j", "k", "[ and ]"} <= keys
+
+
+async def test_an_incident_is_taken_over_after_a_yes() -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await pilot.press("g", "i")
+        await wait_for_text(pilot, "T Take over")
+        await pilot.press("T")
+        await wait_for_text(pilot, "Take over inc-1?")
+        await pilot.press("y")
+        await wait_for(pilot, lambda: controller.taken == [("inc-1", "ana"), ("inc-1", "ana")])
+
+
+def acting() -> Run:
+    return make_run(
+        status=RunStatus.RUNNING,
+        steps=[
+            {
+                "index": 0,
+                "phase": "do",
+                "title": "",
+                "command": "drain node-2",
+                "status": "running",
+                "started_at": NOW - 5,
+            }
+        ],
+    )
+
+
+async def test_a_run_is_paused_with_a_reason_and_cancelled() -> None:
+    controller = FakeController()
+    controller.incidents_now = [make_incident(runs=[acting()])]
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await pilot.press("g", "r")
+        await wait_for_text(pilot, "P Pause", "drain node-2")
+        await pilot.press("P")
+        await wait_for_text(pilot, "Pause Replace a node?")
+        await pilot.press(*"wait", "enter")
+        await wait_for(pilot, lambda: controller.orders == [("run-1", "pause", "wait")])
+        await pilot.press("X")
+        await wait_for_text(pilot, "Cancel Replace a node?")
+        await pilot.press("y")
+        await wait_for(pilot, lambda: ("run-1", "cancel", "") in controller.orders)
+
+
+async def test_an_event_is_on_the_screen_as_it_happens_and_opens_what_it_is_about() -> None:
+    controller = FakeController()
+    controller.events_now = [make_event(1, text="node-1 is ready", node="node-1")]
+    async with cockpit(controller, size=WIDE) as (app, pilot):
+        await pilot.press("g", "e")
+        await wait_for_text(pilot, "node-1 is ready")
+        controller.events_now.append(make_event(2, text="node-2 drains", node="node-2"))
+        await wait_for_text(pilot, "node-2 drains")
+        await pilot.press("home", "enter")
+        await wait_for(pilot, lambda: app.trail.here == Visit(Place.NODE, "node-2"))
+
+
+async def test_a_node_that_is_gone_is_said_to_be_unknown() -> None:
+    controller = FakeController()
+    controller.nodes_now = [make_node("node-1")]
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "node node-9")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Nothing is known of node-9.", "● controller ok")
+
+
+def test_the_cockpit_has_no_key_twice() -> None:
+    keys = [key for one in Cockpit.BINDINGS for key in one.key.split(",")]  # type: ignore[union-attr]
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,170 @@
+"""The reader keeps the last good answer, and says since when there is no newer one."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.tui.reader import SnapshotReader
+from fleetctl.tui.snapshot import Part, Wanted
+from fleetctl.wire import IncidentStatus, NodePhase, RunbookInfo, TenantUse
+from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run, make_status
+
+pytestmark = pytest.mark.anyio
+
+
+ALL = Wanted(frozenset({Part.NODES, Part.POOLS, Part.ALERTS}))
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_reads_everything_in_one_turn_and_the_gravest_incident_in_full() -> None:
+    controller = FakeController()
+    over = make_incident(id="inc-9", status=IncidentStatus.RESOLVED, opened_at=NOW - 1)
+    controller.incidents_now.insert(0, over)
+
+    snapshot = await SnapshotReader(controller, Clock()).read(ALL)
+
+    assert [incident.id for incident in snapshot.incidents] == ["inc-1", "inc-9"]
+    assert snapshot.focus is not None
+    assert snapshot.focus.diagnosis is not None
+    assert snapshot.page is not None
+    assert (snapshot.page.name, snapshot.known_at, snapshot.cut_off_since) == ("replace-node", NOW, None)
+
+
+async def test_keeps_the_last_good_answer_while_cut_off() -> None:
+    controller, clock = FakeController(), Clock()
+    reader = SnapshotReader(controller, clock)
+    good = await reader.read(ALL)
+
+    controller.away = UnreachableError("connection refused")
+    clock.now = NOW + 5
+    first = await reader.read(ALL)
+    clock.now = NOW + 9
+    second = await reader.read(ALL)
+
+    assert second.nodes == good.nodes
+    assert (first.cut_off_since, second.cut_off_since) == (NOW + 5, NOW + 5)
+    assert (second.known_at, second.error) == (NOW, "connection refused")
+    assert second.age_s(clock.now) == 9.0
+
+    controller.away = None
+    again = await reader.read(ALL)
+    assert (again.cut_off_since, again.error, again.known_at) == (None, "", NOW + 9)
+
+
+async def test_a_refused_token_counts_as_cut_off_too() -> None:
+    controller = FakeController()
+    controller.away = FleetctlError("the controller refused the token")
+
+    snapshot = await SnapshotReader(controller, Clock()).read(ALL)
+
+    assert (snapshot.known_at, snapshot.cut_off_since) == (None, NOW)
+
+
+async def test_reads_a_page_once_until_the_controller_restarts() -> None:
+    controller = FakeController()
+    reader = SnapshotReader(controller, Clock())
+    for _ in range(3):
+        await reader.read(Wanted(incident="inc-1"))
+    assert controller.asked.count("runbook replace-node") == 1
+
+    controller.status_now = make_status(started_at=NOW)
+    await reader.read(Wanted(incident="inc-1"))
+    assert controller.asked.count("runbook replace-node") == 2
+
+
+async def test_a_run_without_a_page_is_no_failure() -> None:
+    class Pageless(FakeController):
+        async def runbook(self, name: str) -> RunbookInfo:
+            raise BadInputError(f"no runbook {name}")
+
+    controller = Pageless()
+    controller.incidents_now = [make_incident(runs=[make_run(runbook="drain")])]
+
+    snapshot = await SnapshotReader(controller, Clock()).read(ALL)
+
+    assert (snapshot.page, snapshot.cut_off_since) == (None, None)
+
+
+async def test_stopped_nodes_come_last() -> None:
+    controller = FakeController()
+    names = ("node-1", "node-2", "node-3")
+    phases = (NodePhase.STOPPED, NodePhase.READY, NodePhase.UNREACHABLE)
+    controller.nodes_now = [make_node(name, phase=phase) for name, phase in zip(names, phases, strict=True)]
+    snapshot = await SnapshotReader(controller, Clock()).read(ALL)
+    assert [node.name for node in snapshot.nodes] == ["node-2", "node-3", "node-1"]
+
+
+async def test_reads_only_what_the_screen_needs() -> None:
+    controller = FakeController()
+    reader = SnapshotReader(controller, Clock())
+    await reader.read(Wanted(frozenset({Part.AUDIT})))
+    controller.asked.clear()
+
+    await reader.read(Wanted(frozenset({Part.AUDIT})))
+
+    assert controller.asked == ["status"], "the audit is read every few turns, the rest is not on screen"
+
+
+async def test_an_event_has_what_it_is_about_read_at_once() -> None:
+    controller = FakeController()
+    reader = SnapshotReader(controller, Clock())
+    await reader.read(ALL)
+    controller.asked.clear()
+    await reader.read(ALL)
+    assert "incidents" not in controller.asked
+
+    reader.heard([make_event(1)])
+    snapshot = await reader.read(ALL)
+    assert "incidents" in controller.asked
+    assert [event.seq for event in snapshot.events] == [1]
+
+    controller.asked.clear()
+    reader.heard([make_event(1)])
+    await reader.read(ALL)
+    assert "incidents" not in controller.asked, "it was heard of before"
+
+
+async def test_a_large_fleet_is_read_as_often_as_it_is_scraped() -> None:
+    controller = FakeController()
+    controller.nodes_now = [make_node(f"node-{number}") for number in range(300)]
+    reader = SnapshotReader(controller, Clock())
+    for _ in range(6):
+        await reader.read(ALL)
+    assert controller.asked.count("nodes") == 2
+
+
+async def test_tells_latencies_beside_those_of_an_hour_ago() -> None:
+    controller = FakeController()
+    controller.told = {"llm:ttft_seconds:p99": {"node-1": 0.4}, "llm:ttft_seconds:p99 offset 3600s": {"node-1": 0.2}}
+    snapshot = await SnapshotReader(controller, Clock()).read(Wanted(frozenset({Part.PAST})))
+    tail = snapshot.node_tails["node-1"]
+    assert (tail.ttft_s, tail.ttft_before_s, tail.itl_s) == (0.4, 0.2, None)
+
+
+async def test_says_for_how_long_it_was_away() -> None:
+    controller, clock = FakeController(), Clock()
+    reader = SnapshotReader(controller, clock)
+    await reader.read(ALL)
+    controller.away = UnreachableError("connection refused")
+    clock.now = NOW + 5
+    await reader.read(ALL)
+    controller.away = None
+    clock.now = NOW + 40
+    snapshot = await reader.read(ALL)
+    assert (snapshot.reconnected_at, snapshot.was_away_s) == (NOW + 40, 35.0)
+
+
+async def test_tenants_that_no_gateway_tells_of_are_unknown_and_the_rest_is_good() -> None:
+    class Mute(FakeController):
+        async def tenants(self) -> list[TenantUse]:
+            raise UnreachableError("no gateway answers")
+
+    snapshot = await SnapshotReader(Mute(), Clock()).read(Wanted(frozenset({Part.TRAFFIC})))
+    assert (snapshot.tenants_unknown, snapshot.cut_off_since) == ("no gateway answers", None)
