@@ -18,6 +18,7 @@ from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
     Alert,
+    AlertExplanation,
     ApprovalRequest,
     AssignRequest,
     AuditCheck,
@@ -204,6 +205,10 @@ class ControllerClient:
     async def alerts(self) -> list[Alert]:
         """Every alert that is not clear, of our rules and from outside."""
         return await self._list(Alert, "/v1/alerts")
+
+    async def explain_alert(self, fingerprint: str) -> AlertExplanation:
+        """Each part of an alert's rule with its value. Raises BadInputError where no rule of ours judges it."""
+        return await self._get(AlertExplanation, f"/v1/alerts/{_part(fingerprint)}/explanation")
 
     async def incidents(self, status: str | None = None) -> list[Incident]:
         """The newest first, without timeline and evidence."""

@@ -497,6 +497,26 @@ class Alert(Wire):
     silenced_by: list[str] = Field(default_factory=list)  # ids of silences
 
 
+class AlertPart(Wire):
+    """One part of a rule's expression, for one alert. None: no value, or several; not known."""
+
+    joined: str = ""  # how it is joined to the parts before it: and, or, unless; empty: the first
+    expression: str
+    comparison: str = ""  # empty: it holds where it has a value
+    limit: str = ""  # the other side, as it is written
+    value: float | None = None
+    limit_value: float | None = None
+
+
+class AlertExplanation(Wire):
+    """Why an alert stands as it does: its rule, part by part."""
+
+    name: str
+    expression: str
+    for_s: float = 0.0  # for how long the condition holds before it fires
+    parts: list[AlertPart] = Field(default_factory=list)
+
+
 class Evidence(Wire):
     """One answered question of a tree."""
 

@@ -11,8 +11,7 @@ import yaml
 
 from alerts.evaluation.rules import AlertingRule, load_rule_file
 from alerts.evaluation.yaml_file import read_yaml, shown_path
-
-_COMPARISONS = frozenset({">", "<", ">=", "<=", "==", "!="})
+from alerts.review.conditions import COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def subject_of(expression: str) -> str:
     while True:
         if isinstance(node, grammar.ParenExpr):
             node = node.expr
-        elif isinstance(node, grammar.BinaryExpr) and str(node.op) in _COMPARISONS | {"and", "or", "unless"}:
+        elif isinstance(node, grammar.BinaryExpr) and str(node.op) in COMPARISONS | {"and", "or", "unless"}:
             node = node.lhs
         else:
             return str(node.prettify())

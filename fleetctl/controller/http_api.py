@@ -61,6 +61,7 @@ from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
 from fleetctl.controller.rollouts.views import rollout_view
+from fleetctl.controller.signals.explanation import explain_alert, find_rule
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.version import software_version
@@ -164,6 +165,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/tenants": api.tenants,
         "/v1/gateways/{name}": api.gateway,
         "/v1/alerts": api.alerts,
+        "/v1/alerts/{fingerprint}/explanation": api.explain_alert,
         "/v1/incidents": api.incidents,
         "/v1/incidents/{id}": api.incident,
         "/v1/incidents/{id}/postmortem": api.postmortem,
@@ -445,6 +447,18 @@ class _Api:
     async def alerts(self, _: Request) -> Response:
         silencing = self._c.alertmanager.automation.silencing_of
         return _json_list([alert_view(alert, silencing) for alert in self._alerts()])
+
+    async def explain_alert(self, request: Request) -> Response:
+        fingerprint = request.path_params["fingerprint"]
+        found = next((one for one in map(alert_view, self._alerts()) if one.fingerprint == fingerprint), None)
+        rule = (
+            find_rule(self._c.content.current.groups, found.name)
+            if found is not None and found.source == "rules"
+            else None
+        )
+        if found is None or rule is None:
+            raise HTTPException(404, f"no rule in force judges an alert {fingerprint[:100]}")
+        return _json(explain_alert(rule, found.labels, self._c.store, self._c.clock.now()))
 
     async def incidents(self, request: Request) -> Response:
         status = request.query_params.get("status")

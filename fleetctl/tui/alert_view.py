@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleetctl.tui.cell import UNKNOWN, Cell, Tone, age, clock_time
+from fleetctl.tui.cell import UNKNOWN, Cell, Tone, age, clock_time, span
 from fleetctl.tui.listing import Column, Line, Order, matches, ordered
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Alert, AlertState
+from fleetctl.wire import Alert, AlertExplanation, AlertState
 
 STATES: dict[AlertState, tuple[str, Tone]] = {
     AlertState.FIRING: ("▲", Tone.BAD),
@@ -83,6 +83,8 @@ def alert_detail(alert: Alert, snapshot: Snapshot, now: float) -> Iterator[Cell]
     for what, at in (("condition holds since", alert.active_at), ("fires since", alert.fired_at)):
         if at is not None:
             yield Cell(f"{what} {clock_time(at)}, {age(now - at)} ago", Tone.DIM)
+    if snapshot.explained == alert.fingerprint and snapshot.explanation is not None:
+        yield from explanation_lines(snapshot.explanation)
     labels = "  ".join(f"{name}={value}" for name, value in sorted(alert.labels.items()) if name not in HIDDEN_LABELS)
     yield Cell(labels, Tone.DIM)
     if alert.silenced == "yes":
@@ -91,6 +93,24 @@ def alert_detail(alert: Alert, snapshot: Snapshot, now: float) -> Iterator[Cell]
         yield Cell("whether it is silenced is not known: Alertmanager's silences could not be read", Tone.WARN)
     incident = next((one for one in snapshot.incidents if _has(one.alerts, alert)), None)
     yield Cell(f"incident {incident.id}: {incident.title}" if incident is not None else "in no incident", Tone.DIM)
+
+
+def explanation_lines(explanation: AlertExplanation) -> Iterator[Cell]:
+    """The rule part by part, each with its value where the alert is."""
+    held = f" for {span(explanation.for_s)}" if explanation.for_s else ""
+    yield Cell(f"fires where this holds{held}:", Tone.DIM)
+    for part in explanation.parts:
+        joined = f"{part.joined} " if part.joined else "    "
+        limit = ""
+        if part.comparison:
+            is_plain = part.limit_value is not None and part.limit == f"{part.limit_value:g}"
+            named = part.limit if is_plain else f"{part.limit} = {_number(part.limit_value)}"
+            limit = f" {part.comparison} {named}"
+        yield Cell(f"{joined:<7}{_number(part.value):>8}{limit}   {' '.join(part.expression.split())}")
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.4g}"
 
 
 def _has(alerts: list[Alert], alert: Alert) -> bool:

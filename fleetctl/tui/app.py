@@ -82,6 +82,7 @@ class Cockpit(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide"), (190, "-huge")]  # noqa: RUF012 - as Textual declares it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("g", "jump", "Go"),
+        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("slash", "filter", "Filter", show=False),
         Binding("colon", "command", "Command", show=False),
         Binding("a", "decide('approve')", "Approve"),
@@ -105,7 +106,6 @@ class Cockpit(App[None]):
         Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False),
         Binding("escape", "leave", "Back", show=False),
         Binding("r", "refresh_now", "Refresh", show=False),
-        Binding("question_mark", "help", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -144,13 +144,14 @@ class Cockpit(App[None]):
         self._bar = StatusBar(title)
         self._places = PlaceBar()
         self._fleet = FleetPane()
+        self._alerts = AlertsPane()
         self._incident = IncidentPane()
         self._runbook = RunbookPane()
         self._node = NodePane()
         parts: Iterable[Pane] = (
             NowPane(),
             self._fleet,
-            AlertsPane(),
+            self._alerts,
             self._incident,
             self._runbook,
             self._node,
@@ -226,6 +227,10 @@ class Cockpit(App[None]):
     def on_pane_about(self, message: Pane.About) -> None:
         """Read what was chosen in full."""
         self.trail = self.trail.about(message.subject)
+        self._wake.set()
+
+    def on_pane_moved(self) -> None:
+        """Read what is told of it."""
         self._wake.set()
 
     def on_pane_asks(self, message: Pane.Asks) -> None:
@@ -496,6 +501,7 @@ class Cockpit(App[None]):
             incident=self._incident.subject,
             node=self._node.subject,
             page=self._runbook.page_wanted if here.place is Place.RUNBOOK else None,
+            alert=self._alerts.chosen if here.place is Place.ALERTS else None,
         )
 
     async def _poll(self, reader: SnapshotReader, every_s: float) -> None:

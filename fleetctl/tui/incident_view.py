@@ -20,6 +20,7 @@ from fleetctl.wire import (
 )
 
 MAX_TIMELINE = 200
+MAX_IMPACT = 3  # of what its alerts say
 
 STATUSES: dict[IncidentStatus, tuple[str, Tone]] = {
     IncidentStatus.OPEN: ("▲", Tone.BAD),
@@ -141,6 +142,8 @@ def _head(incident: Incident, now: float) -> StorySection:
         (Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{level}, {when}")),
         (Cell("where", Tone.DIM), Cell(where)),
     ]
+    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary)
+    rows += [(Cell("impact", Tone.DIM), Cell(text)) for text in list(said)[:MAX_IMPACT]]
     if incident.no_remedy:
         rows.insert(0, (Cell("by hand", Tone.WARN), Cell(incident.no_remedy, Tone.WARN)))
     if incident.handling.words:
@@ -178,15 +181,24 @@ def _diagnosis(diagnosis: Diagnosis | None) -> StorySection:
     if diagnosis is None:
         return StorySection(Cell("Diagnosis: not made yet", Tone.DIM))
     cause = diagnosis.cause or "no cause named"
-    ruled_out = ", ".join(diagnosis.ruled_out) or "nothing"
     sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None and diagnosis.cause else ""
     return StorySection(
         Cell(
             f"Diagnosis: {cause} ({diagnosis.confidence}{sure}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]
         ),
         tuple(_evidence(found) for found in diagnosis.evidence),
-        (*_beside(diagnosis), Cell(f"Ruled out: {ruled_out}", Tone.DIM)),
+        (*_beside(diagnosis), *_ruled_out(diagnosis)),
     )
+
+
+def _ruled_out(diagnosis: Diagnosis) -> Iterator[Cell]:
+    """Causes that it is not, in one line; below it those of which is known what spoke against them."""
+    told = [cause for cause in diagnosis.ruled_out if cause in diagnosis.why_not]
+    rest = ", ".join(cause for cause in diagnosis.ruled_out if cause not in told)
+    if rest or not told:
+        yield Cell(f"Ruled out: {rest or 'nothing'}", Tone.DIM)
+    for cause in told:
+        yield Cell(f"Ruled out: {cause}: {diagnosis.why_not[cause]}", Tone.DIM)
 
 
 def _beside(diagnosis: Diagnosis) -> Iterator[Cell]:

@@ -25,11 +25,23 @@ class AlertsPane(ListPane):
     """Firing, pending, unknown, silenced."""
 
     PLACE = Place.ALERTS
-    NEEDS = frozenset({Part.ALERTS})
+    NEEDS = frozenset({Part.ALERTS, Part.EXPLANATION})
     LINES = alert_lines
+    LISTS = "alerts"
 
     def __init__(self) -> None:
         super().__init__(ALERT_COLUMNS, table_id="alert-table", empty="No alert fires, waits or is unknown.")
+
+    @property
+    def chosen(self) -> str | None:
+        """Fingerprint of the alert under the cursor; None without one."""
+        alert: Alert | None = self.table.selected
+        return alert.fingerprint if alert is not None else None
+
+    def on_live_table_moved(self, event: LiveTable.Moved) -> None:
+        """Its rule is asked for."""
+        super().on_live_table_moved(event)
+        self.post_message(self.Moved())
 
     def detail(self, row: Alert) -> Iterable[Cell]:
         """Where it stands, and what it says."""
@@ -50,6 +62,7 @@ class EventsPane(ListPane):
 
     PLACE = Place.EVENTS
     LINES = event_lines
+    LISTS = "events"
 
     def __init__(self) -> None:
         super().__init__(EVENT_COLUMNS, table_id="event-table", empty="No events yet.")
@@ -76,6 +89,7 @@ class AuditPane(ListPane):
     PLACE = Place.AUDIT
     NEEDS = frozenset({Part.AUDIT})
     LINES = audit_lines
+    LISTS = "audit"
 
     def __init__(self) -> None:
         super().__init__(AUDIT_COLUMNS, table_id="audit-table", empty="Nobody changed anything yet.")

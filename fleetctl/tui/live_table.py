@@ -85,6 +85,8 @@ class LiveTable(ScrollView, can_focus=True):
         at = self._index.get(self._cursor, 0) if self._cursor is not None else 0
         resized = len(lines) != len(self._lines)
         anew = resized or order != self._order or is_past != self._is_past
+        if lines is self._lines and not anew:
+            return  # as they were, to the last cell
         self._lines, self._order, self._is_past = tuple(lines), order, is_past
         self._index = {line.key: index for index, line in enumerate(self._lines) if line.row is not None}
         if self._cursor not in self._index:

@@ -35,6 +35,9 @@ class Pane(Vertical):
             super().__init__()
             self.subject = subject
 
+    class Moved(Message):
+        """Something else is chosen, of which more is to be read."""
+
     class Asks(Message):
         """A person wants another screen about something."""
 
@@ -182,7 +185,18 @@ class ListPane(TablePane):
     """A table whose lines and detail are two pure functions of the snapshot."""
 
     LINES: ClassVar[Callable[..., Sequence[Line[Any]]]]
+    LISTS: ClassVar[str]  # the field of the snapshot that the lines are made of
+
+    def __init__(self, columns: Sequence[Column[Any]], *, table_id: str, empty: str) -> None:
+        super().__init__(columns, table_id=table_id, empty=empty)
+        self._made_of: tuple[object, str, Order] | None = None
+        self._made: Sequence[Line[Any]] = ()
 
     def lines(self) -> Sequence[Line[Any]]:
-        """By the filter and the order."""
-        return type(self).LINES(self.snapshot, self.words, self.order)
+        """By the filter and the order; those of before while nothing of that is another."""
+        rows = getattr(self.snapshot, self.LISTS)
+        made_of = (rows, self.words, self.order)
+        if self._made_of is None or self._made_of[0] is not rows or self._made_of[1:] != made_of[1:]:
+            self._made_of = made_of
+            self._made = type(self).LINES(self.snapshot, self.words, self.order)
+        return self._made

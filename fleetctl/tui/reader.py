@@ -18,6 +18,7 @@ from fleetctl.tui.snapshot import Part, Snapshot, Tail, Trend, Wanted, current_r
 from fleetctl.wire import (
     ActionRequest,
     Alert,
+    AlertExplanation,
     ApprovalRequest,
     AssignRequest,
     AuditRow,
@@ -51,6 +52,7 @@ class CockpitClient(Protocol):
     async def pools(self) -> list[Pool]: ...
     async def groups(self, by: GroupBy, /) -> list[NodeGroup]: ...
     async def alerts(self) -> list[Alert]: ...
+    async def explain_alert(self, fingerprint: str, /) -> AlertExplanation: ...
     async def incidents(self, status: str | None = None) -> list[Incident]: ...
     async def incident(self, incident_id: str, /) -> Incident: ...
     async def runbook(self, name: str, /) -> RunbookInfo: ...
@@ -109,6 +111,7 @@ class SnapshotReader:
         self._pages: dict[str, RunbookInfo] = {}  # a page changes only when the controller restarts
         self._trends: dict[str, tuple[deque[float | None], deque[float | None]]] = {}
         self._events: deque[TimelineEntry] = deque(maxlen=MAX_EVENTS)
+        self._told_events: tuple[TimelineEntry, ...] = ()  # the same tuple while none came: nothing is listed anew
 
     def heard(self, entries: Iterable[TimelineEntry]) -> None:
         """Events came: what they are about is read again."""
@@ -116,6 +119,7 @@ class SnapshotReader:
         new = [entry for entry in entries if entry.seq > known]
         if new:
             self._events.extend(new)
+            self._told_events = tuple(self._events)
             self._stale |= TOLD_BY_EVENTS
             if any(entry.node is not None for entry in new):
                 self._stale |= TOLD_OF_NODES
@@ -148,6 +152,8 @@ class SnapshotReader:
             self._stale.add(Part.NODE)
         if wanted.page != self._wanted.page:
             self._stale |= {Part.PAGE, Part.FOCUS}
+        if wanted.alert != self._wanted.alert:
+            self._stale.add(Part.EXPLANATION)
         self._wanted = wanted
         due = set()
         for part in wanted.parts | BEHIND.keys():
@@ -168,6 +174,7 @@ class SnapshotReader:
             Part.POOLS: self._pools,
             Part.GROUPS: self._groups,
             Part.ALERTS: self._alerts,
+            Part.EXPLANATION: self._explanation,
             Part.INCIDENTS: self._incidents,
             Part.RUNS: self._runs,
             Part.NODE: self._node,
@@ -193,7 +200,7 @@ class SnapshotReader:
         at = self._now()
         self._read_in |= dict.fromkeys(due, self._turn)
         read_at = {**last.read_at, **dict.fromkeys(due, at)}
-        return replace(last, **changes, status=status, caller=caller, events=tuple(self._events), read_at=read_at)
+        return replace(last, **changes, status=status, caller=caller, events=self._told_events, read_at=read_at)
 
     async def _caller(self) -> CallerInfo | None:
         """Asked once for each connection: a role changes with the token."""
@@ -222,6 +229,15 @@ class SnapshotReader:
 
     async def _alerts(self) -> dict[str, Any]:
         return {"alerts": tuple(await self._controller.alerts())}
+
+    async def _explanation(self) -> dict[str, Any]:
+        wanted = self._wanted.alert
+        if wanted is None:
+            return {"explained": None, "explanation": None}
+        try:
+            return {"explained": wanted, "explanation": await self._controller.explain_alert(wanted)}
+        except BadInputError:  # it cleared, or Alertmanager judged it
+            return {"explained": wanted, "explanation": None}
 
     async def _incidents(self) -> dict[str, Any]:
         incidents = await self._controller.incidents()

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from fleetctl.wire import (
     Alert,
+    AlertExplanation,
     AuditRow,
     CallerInfo,
     GroupBy,
@@ -37,6 +38,7 @@ class Part(StrEnum):
     POOLS = "pools"
     GROUPS = "groups"
     ALERTS = "alerts"
+    EXPLANATION = "explanation"  # of the alert that is chosen
     INCIDENTS = "incidents"
     FOCUS = "focus"  # the incident that is shown, in full, with its page
     RUNS = "runs"
@@ -55,6 +57,7 @@ class Wanted:
     incident: str | None = None  # None: the gravest
     node: str | None = None
     page: str | None = None
+    alert: str | None = None  # its fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Snapshot:
     pools: tuple[Pool, ...] = ()
     groups: Mapping[GroupBy, tuple[NodeGroup, ...]] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
+    explained: str | None = None  # fingerprint of the alert that `explanation` is of
+    explanation: AlertExplanation | None = None  # None: no rule of ours judges it, or it was not asked yet
     incidents: tuple[Incident, ...] = ()  # gravest first: open ones, then by time; without timeline and evidence
     focus: Incident | None = None  # the shown incident in full
     page: RunbookInfo | None = None  # the runbook of the focus' current run, or the one that was asked for

@@ -155,6 +155,7 @@ async def test_client_without_token_is_told_where_the_token_is(url: str) -> None
         ("/v1/query?expr=sum(", 400, ""),
         ("/v1/query?expr=" + "x" * 5000, 400, "expr"),
         ("/v1/nodes/%00%ff", 404, ""),
+        ("/v1/alerts/none/explanation", 404, "no rule in force"),
     ],
 )
 async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, status: int, words: str) -> None:

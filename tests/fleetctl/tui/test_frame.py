@@ -8,6 +8,7 @@ from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.wire import Run, RunStatus, TokenRole
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
+from tests.fixtures.cockpit_fleet import full_controller
 from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, wait_for, wait_for_text
 
 pytestmark = pytest.mark.anyio
@@ -214,6 +215,17 @@ async def test_a_node_that_is_gone_is_said_to_be_unknown() -> None:
         await typed(pilot, "node node-9")
         await pilot.press("enter")
         await wait_for_text(pilot, "Nothing is known of node-9.", "● controller ok")
+
+
+async def test_an_alert_is_explained_part_by_part_and_opens_its_incident() -> None:
+    async with cockpit(full_controller(), size=WIDE) as (app, pilot):
+        await pilot.press("g", "a")
+        await wait_for_text(pilot, "fires where this holds for 60s:", "0.061 > 0.05   llm:step_seconds:mean")
+        await wait_for_text(pilot, "unless        -   llm:draining")
+        await pilot.press("down")
+        await wait_for(pilot, lambda: "fires where this holds" not in screen(app))
+        await pilot.press("home", "enter")
+        await wait_for(pilot, lambda: app.trail.here == Visit(Place.INCIDENT, "inc-1"))
 
 
 def test_the_cockpit_has_no_key_twice() -> None:
