@@ -76,8 +76,9 @@ LOAD_FAULTS: tuple[Fault, ...] = (
             late=_MORE_WORK,
         ),
         usual_traffic,
-        # A node computes 145 tokens a second at most, half of it before the fault and a quarter more than it from then on:
-        # what is computed at once grows by a request in four seconds, and nothing waits, as seats and KV blocks are many.
+        # A node computes 145 tokens a second at most, half of it before the fault and a quarter more than it from then
+        # on: what is computed at once grows by a request in four seconds, and nothing waits, as seats and KV blocks
+        # are many.
         node_options={"max_num_seqs": 256, "num_kv_blocks": 8192},
         rate_per_s=1.4,
         traffic={"output_tokens_median": 150, "output_sigma": 0.3},
