@@ -252,6 +252,8 @@ class Node(Wire):
     provider: str = "local"  # who runs it: local, found, ...
     facts: dict[str, str] = Field(default_factory=dict)  # host, gpu, sku, version, source: as far as they are known
     abilities: list[NodeAbility] = Field(default_factory=list)  # of a node that was asked for by its name
+    machine_problems: list[str] | None = None  # of the machine under it, by its platform; None: nobody tells
+    reasons: list[str] | None = None  # what who runs it says is wrong with it; None: nobody tells
     since: float | None = None
     instance: str | None = None  # opaque: another one after each restart
     running: Signal = Field(default_factory=Signal)

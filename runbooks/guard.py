@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from runbooks.ability import Ability
 from runbooks.fleet_view import Change, FleetView
+from runbooks.leave import why_not_ended
 from runbooks.ports import Capacity, NodeFacts, WantedChange
 from runbooks.run import Run, RunStatus
 from runbooks.target import NODE_SETS, Target, TargetKind
@@ -246,6 +247,8 @@ def judge_near_floor(
 
 def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
     """Whether what was planned still fits the fleet, right before the first step."""
+    if why := why_not_ended(actions, fleet):
+        return Ruling(GuardAnswer.NO, why)
     for action in actions:
         if why := _lacking(action, fleet) or _without_capacity(action, fleet):
             return Ruling(GuardAnswer.NO, why)

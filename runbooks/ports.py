@@ -53,6 +53,18 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class EndBudget:
+    """How many of some nodes must stay healthy while one of them is ended, as the platform told last."""
+
+    name: str
+    healthy: int
+    expected: int
+    limit: int  # a number of nodes, or a percentage of those expected
+    is_percent: bool = False
+    is_minimum: bool = True  # that many stay; False: that many may be away
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What plans and guards need of one node. `held`, its requests, is None when that is not known now."""
 
@@ -69,6 +81,8 @@ class NodeFacts:
     cannot: Mapping[str, str] = field(default_factory=dict)
     """Abilities that it lacks, by the word of `runbooks.ability.Ability`, each with the reason."""
     capacity: Capacity = Capacity()  # for nodes like it
+    end_budgets: tuple[EndBudget, ...] = ()  # those that its end is up to; empty: none, or not known
+    counts_healthy: bool = True  # whether they count it among the healthy
 
 
 @dataclass(frozen=True, slots=True)

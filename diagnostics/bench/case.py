@@ -120,13 +120,26 @@ class ChangeForm(_Form):
 class FactForm(_Form):
     """What the fleet knows of itself. Only a fleet with `controller: true` tells."""
 
-    kind: Literal["process_ended", "deploy", "restart", "scale", "limits", "reroute", "drain", "config", "node_added"]
+    kind: Literal[
+        "process_ended",
+        "deploy",
+        "restart",
+        "scale",
+        "limits",
+        "reroute",
+        "drain",
+        "config",
+        "node_added",
+        "machine_problem",
+        "provider_reason",
+    ]
     on: Words = ("all",)
     at: Seconds = 0.0
     until: Seconds | None = None  # process_ended: when it runs again
     restart_s: float = 0.0  # how long the node does not answer; its counters begin anew then
     revision: str = ""  # deploy: what runs afterwards
     exit_status: int = 1
+    says: str = ""  # machine_problem, provider_reason: the platform's word and its kind, "DiskPressure/disk"
 
 
 class ExpectForm(_Form):

@@ -22,6 +22,10 @@ ONSET = 1_781_100_000.0  # a Wednesday, 14:00 UTC: every case begins then
 _SCRAPE = frozenset({"up", "scrape"})
 _GATEWAY = "gateway"
 _CONTROLLER = "controller"
+_SIGNS = {
+    "machine_problem": ("fleet_machine_problems", "problem"),
+    "provider_reason": ("fleet_provider_reasons", "reason"),
+}
 _GATEWAY_TARGET = {"job": "llm-gateway", "instance": "127.0.0.1:9000"}
 
 
@@ -315,6 +319,8 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times) ->
         key = LabelSet.of({METRIC_NAME: name, **{k: v for k, v in labels.items() if v}})
         return rows.setdefault(key, np.full(len(since), MISSING))
 
+    # Where a case has a word of a platform, the platform speaks of all nodes: what it has nothing against is 0.
+    spoken = {fact.kind for fact in case.facts} & _SIGNS.keys()
     for node in case.nodes:
         own = [fact for fact in case.facts if node.name in places(fact.on, case.nodes)]
         labels = _labels(node, node.revision) | {"engine": node.engine}
@@ -322,8 +328,17 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times) ->
         row("fleet_node_process_up", **labels)[:] = 1.0
         if node.engine == "fleetctl":
             row("fleet_node_output_ok", **labels)[:] = 1.0
+        for kind in spoken:
+            row(_SIGNS[kind][0], **labels)[:] = 0.0
         for fact in own:
             ends = np.inf if fact.until is None else fact.until
+            if fact.kind in _SIGNS:
+                sign, label = _SIGNS[fact.kind]
+                word, _, of = fact.says.partition("/")
+                on = (since >= fact.at) & (since < ends)
+                row(sign, **labels)[on] = MISSING
+                row(sign, **labels, **{label: word, "kind": of})[on] = 1.0
+                continue
             if fact.kind == "process_ended":
                 gone = (since >= fact.at) & (since < ends)
                 row("fleet_node_process_up", **labels)[gone] = 0.0

@@ -279,7 +279,7 @@ def show_run(run: Run, output: Output) -> None:
             if run.approval:
                 stdout().print(f"  approvals: {run.approval}", markup=False)
             stdout().print(f"  to approve: fleetctl runbook approve {run.id}", markup=False)
-    if run.status is RunStatus.REFUSED:
+    if run.status is RunStatus.REFUSED or (run.dry_run and run.error):
         raise RefusedError(run.error or "refused by a guard", remedy=f"fleetctl describe run {run.id}")
     if run.status.is_terminal and run.status is not RunStatus.SUCCEEDED:
         raise FleetctlError(run.error or f"run ended {run.status}", remedy=f"fleetctl describe run {run.id}")

@@ -147,6 +147,8 @@ def _describe_node(node: Node) -> None:
             ("zone, revision", f"{node.zone or '-'}, {node.revision or '-'}"),
             ("run by", node.provider + (f", named by {node.facts['source']}" if "source" in node.facts else "")),
             ("host, GPUs", ", ".join(node.facts[key] for key in ("host", "gpu", "sku") if key in node.facts)),
+            ("machine", _told(node.machine_problems)),
+            ("its provider", _told(node.reasons)),
             ("instance", node.instance or ""),
             ("cost per hour", "" if node.cost_per_hour is None else money(node.cost_per_hour)),
             ("can be added", _more_words(node)),
@@ -174,6 +176,11 @@ def _describe_node(node: Node) -> None:
     if node.abilities:
         out.stdout().print()
         print_rows(node.abilities, ABILITY_COLUMNS, Output.table, empty="")
+
+
+def _told(signs: list[str] | None) -> str:
+    """Nothing where nobody tells, which is another thing than that nothing is wrong."""
+    return "" if signs is None else "; ".join(signs) or "nothing is told against it"
 
 
 def _more_words(row: Node | Pool) -> str:

@@ -33,6 +33,7 @@ NOT_PROVOKED: Mapping[str, str] = {
     "gpu_idle": "a fake driver's utilisation is no engine's",
     "kv_capped": "our engine reserves no blocks, and a cache gets smaller only with a rollout, to new nodes",
     "kv_leak": "our engine checks its books and starts its core anew before the leak fills the cache (kv-leak)",
+    "machine_unhealthy": "nobody tells of the machine under local nodes: that is a cluster's word",
     "maintenance": "a restart that goes well makes no alert; of one that does not, its loading is named",
     "network_path": "local nodes have no network between them and the gateway",
     "overflow_spent": "needs a hosted provider",
@@ -46,6 +47,7 @@ NOT_PROVOKED: Mapping[str, str] = {
     "signals_stale": "the controller scrapes local nodes itself: it stops when it stops",
     "slow_tool": "nobody is to be told while nodes are well: it is named beside another alert alone",
     "tail_latency": "needs ten minutes of past",
+    "unschedulable": "needs a scheduler",
 }
 
 

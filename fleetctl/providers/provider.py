@@ -7,12 +7,45 @@ and what it needs to find it again, are its own affair: nothing of that crosses 
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from fleetctl.providers.spec import NodeSpec
+
+
+class SignKind(StrEnum):
+    """What a platform's word for a problem comes to. Of machines the first ones, of what runs there the others."""
+
+    SILENT = "silent"  # the machine does not report, or says itself that it is not ready
+    MEMORY = "memory"  # a machine short of it; what runs there was killed for it
+    DISK = "disk"
+    PIDS = "pids"
+    NETWORK = "network"
+    KERNEL = "kernel"
+    RUNTIME = "runtime"  # kubelet, container runtime
+    GPU = "gpu"
+    MAINTENANCE = "maintenance"  # somebody plans to take the machine away
+    IMAGE = "image"
+    CONFIG = "config"  # what it is started with: a mount, a secret, a command
+    UNSCHEDULED = "unscheduled"  # no machine takes it
+    CRASH = "crash"  # it ended before, and is started again later and later
+    LIVENESS = "liveness"  # it is ended because it does not answer its probe
+    EVICTED = "evicted"  # taken away by the platform
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sign:
+    """One thing that a platform says is wrong, in its own word: `DiskPressure`, `OOMKilled`."""
+
+    word: str
+    kind: SignKind
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.message})" if self.message else self.word
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +63,9 @@ class ObservedInstance:
     sees_process: bool = True
     """False: it was found, and nobody here sees its process. `running` then says that it should be there."""
     trouble: str = ""  # what the provider knows of why it does not run, or not well, in words
+    machine_problems: tuple[Sign, ...] | None = None
+    """What is wrong with the machine under it, by the platform's word. None: nobody tells, which is not "nothing"."""
+    reasons: tuple[Sign, ...] | None = None  # what the platform says is wrong with the node itself; None: as above
 
 
 def exit_words(exit_status: int | None) -> str:
@@ -116,6 +152,39 @@ class AsksLeave(Protocol):
 
     def check_end(self, name: str) -> None:
         """Nothing when the node may be ended now, or does not run. Raises RefusedError naming what forbids it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndBudget:
+    """A budget that the end of a node is up to; field by field `runbooks.ports.EndBudget`."""
+
+    name: str
+    healthy: int
+    expected: int
+    limit: int
+    is_percent: bool
+    is_minimum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndTerms:
+    """What a node's end is up to. `counts_healthy`: whether the budgets count it among the healthy now."""
+
+    budgets: tuple[EndBudget, ...]
+    counts_healthy: bool
+
+
+@runtime_checkable
+class TellsEndTerms(Protocol):
+    """A provider that can say beforehand what budgets will say."""
+
+    def end_terms(self) -> Mapping[str, EndTerms]:
+        """By node, of those that some budget covers; empty where it can't be looked. May ask, so it takes a moment."""
+
+
+def end_terms_of(provider: NodeProvider) -> Mapping[str, EndTerms]:
+    """Nothing of a provider that has no budgets."""
+    return provider.end_terms() if isinstance(provider, TellsEndTerms) else {}
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from fleetctl.providers.provider import (
     AsksLeave,
     Capacity,
     CordonsHosts,
+    EndTerms,
     HasProcesses,
     LogChunk,
     NodeProvider,
@@ -16,6 +17,7 @@ from fleetctl.providers.provider import (
     ProviderAct,
     capacity_of,
     end_for_restart,
+    end_terms_of,
 )
 from fleetctl.providers.spec import NodeSpec
 
@@ -73,6 +75,10 @@ class Providers:
         provider = self._of(name)
         if isinstance(provider, AsksLeave):
             provider.check_end(name)
+
+    def end_terms(self) -> Mapping[str, EndTerms]:
+        """Of every provider's nodes."""
+        return {name: terms for one in self._by_name.values() for name, terms in end_terms_of(one).items()}
 
     def cordon_host(self, name: str, *, cordoned: bool) -> str:
         """As its provider's. Raises RefusedError where it places no nodes."""

@@ -51,6 +51,14 @@ class KubernetesSettings(Section):
         description="Labels or annotations of a pod that name its engine's kind.",
         json_schema_extra={"default": "fleetctl.dev/engine"},
     )
+    api_key_labels: Labels = Field(
+        default=("fleetctl.dev/api-key",),
+        description="Labels or annotations of a pod that name its key of `fleet.api_keys`; else `api_key`.",
+        json_schema_extra={"default": "fleetctl.dev/api-key"},
+    )
+    api_key: str = Field(
+        default="", max_length=100, description="Key of `fleet.api_keys` that pods want which name none themselves."
+    )
     zone_labels: Labels = Field(
         default=("topology.kubernetes.io/zone",),
         description="Labels of the Kubernetes node that name the zone.",

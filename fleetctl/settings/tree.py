@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -88,6 +88,13 @@ class Settings(BaseSettings):
         if not isinstance(fleet, dict) or "nodes" in fleet or not _has_pods(tree.get("providers")):
             return tree
         return {**tree, "fleet": {**fleet, "nodes": 0}}
+
+    @model_validator(mode="after")
+    def _knows_the_key_of_pods(self) -> Self:
+        pods = self.providers.kubernetes
+        if pods is not None and pods.api_key and pods.api_key not in self.fleet.api_keys:
+            raise ValueError(f"providers.kubernetes.api_key: fleet.api_keys has no {pods.api_key}")
+        return self
 
     @field_validator("state_dir")
     @classmethod

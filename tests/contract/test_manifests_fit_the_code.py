@@ -45,6 +45,7 @@ RIGHTS = {  # what each verb is for: docs/kubernetes.md
     "pods": {"get", "list", "watch", "patch"},
     "pods/status": {"patch"},
     "pods/eviction": {"create"},
+    "poddisruptionbudgets": {"list"},
     "pods/log": {"get"},
     "events": {"get", "list"},
     "deployments": {"get", "list", "watch", "patch"},

@@ -36,7 +36,7 @@ def test_has_the_pages_that_the_product_names() -> None:
         "stop-scaling",
     }
     assert set(LIBRARY["replace-node"].causes) == {
-        *("slow_node", "straggler", "gpu_clock", "busy_host"),
+        *("slow_node", "straggler", "gpu_clock", "busy_host", "machine_unhealthy"),
         *("node_down", "core_hung", "crash_loop"),
     }
 

@@ -83,6 +83,8 @@ def node_view(
         revision=spec.revision,
         provider=spec.provider,
         facts=dict(spec.facts),
+        machine_problems=None if state.machine_problems is None else [str(one) for one in state.machine_problems],
+        reasons=None if state.reasons is None else [str(one) for one in state.reasons],
         since=state.since,
         instance=state.instance,
         signal_age_s=None if scraped_at is None else max(0.0, now - scraped_at),

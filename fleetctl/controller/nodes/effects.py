@@ -553,9 +553,10 @@ class FleetEffects:
 
         Raises PermanentError when it refuses our token, TemporaryError when its answer makes no sense.
         """
-        kind = engine_kind((await self._known(name)).spec.engine)
+        spec = (await self._known(name)).spec
+        kind = engine_kind(spec.engine)
         if not kind.is_own:
-            return await self._ask_gauges(name, kind)
+            return await self._ask_gauges(spec, kind)
         watch = Stopwatch(self.clock)
         while True:
             view = await asyncio.to_thread(self.provider.observe, name)
@@ -572,14 +573,14 @@ class FleetEffects:
                 raise _effect_error(error) from error
             await self.clock.sleep(POLL_S)
 
-    async def _ask_gauges(self, name: str, kind: EngineKind) -> NodeDrain | Silence:
+    async def _ask_gauges(self, spec: NodeSpec, kind: EngineKind) -> NodeDrain | Silence:
         """As `_ask_drain`, of an engine that has no drain of its own: its gauges and the gateways say what it holds."""
-        watch, since = Stopwatch(self.clock), self.clock.now()
+        name, watch, since = spec.name, Stopwatch(self.clock), self.clock.now()
         while True:
             view = await asyncio.to_thread(self.provider.observe, name)
             if not view.running or not view.url:
                 return Silence.GONE
-            answers = (await self.client.health(view.url, kind.name)).answered
+            answers = (await self.client.health(view.url, kind.name, api_key=spec.api_key)).answered
             if answers and (held := await self.by_gauges.held(name, kind, since)) is not None:
                 return NodeDrain("serving", held, 0, {})
             if not answers and watch.elapsed_s() >= self.silent_after_s:
@@ -590,7 +591,9 @@ class FleetEffects:
 
     async def _answers(self, row: NodeRow) -> bool:
         view = await asyncio.to_thread(self.provider.observe, row.name)
-        return bool(view.running and view.url and (await self.client.health(view.url, row.spec.engine)).answered)
+        if not view.running or not view.url:
+            return False
+        return (await self.client.health(view.url, row.spec.engine, api_key=row.spec.api_key)).answered
 
     async def _url(self, name: str) -> str:
         view = await asyncio.to_thread(self.provider.observe, name)

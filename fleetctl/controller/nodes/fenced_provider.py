@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fleetctl.kit.errors import RefusedError
 from fleetctl.providers.provider import (
     AsksLeave,
     Capacity,
     CordonsHosts,
+    EndTerms,
     LogChunk,
     NodeProvider,
     ObservedInstance,
     ProviderAct,
     capacity_of,
     end_for_restart,
+    end_terms_of,
 )
 from fleetctl.providers.spec import NodeSpec
 
@@ -58,6 +60,10 @@ class FencedProvider:
         """As the provider's."""
         if isinstance(self._inner, AsksLeave):
             self._inner.check_end(name)
+
+    def end_terms(self) -> Mapping[str, EndTerms]:
+        """As the provider's."""
+        return end_terms_of(self._inner)
 
     def cordon_host(self, name: str, *, cordoned: bool) -> str:
         """As the provider's, while it may."""

@@ -28,7 +28,7 @@ from fleetctl.controller.nodes.wanted_history import note_unrecorded
 from fleetctl.controller.records import Records
 from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.providers.provider import NodeProvider, ObservedInstance, exit_words
+from fleetctl.providers.provider import NodeProvider, ObservedInstance, Sign, exit_words
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
@@ -50,6 +50,8 @@ class NodeState:
     instance: str | None = None  # the provider's identity of what runs; another one after a restart
     process_up: bool | None = None  # by the provider's word; None: being started, or not wanted
     exit_status: int | None = None  # of a process that ended; see `ObservedInstance`
+    machine_problems: tuple[Sign, ...] | None = None  # as `ObservedInstance` has them; None: nobody tells
+    reasons: tuple[Sign, ...] | None = None
     was_ready: bool = False  # since this instance started; a node that was never ready is starting, not lost
 
     @property
@@ -281,6 +283,8 @@ class Fleet:
             instance=view.instance,
             process_up=_process_up(view, is_lost),
             exit_status=view.exit_status,
+            machine_problems=view.machine_problems,
+            reasons=view.reasons,
             was_ready=was_ready,
         )
 

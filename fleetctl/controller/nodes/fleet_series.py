@@ -21,6 +21,7 @@ from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import GATEWAY_JOB, Gateways, address_of
 from fleetctl.controller.nodes.node_row import RouteIntent
 from fleetctl.kit.clock import Clock
+from fleetctl.providers.provider import Sign
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase
 
@@ -32,6 +33,11 @@ OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
 PHASE = "fleet_node_phase"
 """1 for the phase that the node is in and the reason for it, a word of `REASONS`; others have no sample."""
+MACHINE_PROBLEMS = "fleet_machine_problems"
+"""1 for each problem that its platform tells of the machine under the node, with the kind that it is of; where it tells
+of none one sample, 0, without either."""
+REASONS_TOLD = "fleet_provider_reasons"
+"""The same of what the platform says is wrong with the node itself: reasons and events of its pod."""
 CHANGE = "fleet_change_timestamp_seconds"
 """Unix time of the last change of a kind; of a node, of a pool (no label node), or of the fleet (neither)."""
 REASONS = frozenset({"loading", "warming_up", "asleep", "draining", "core_dead", "core_stuck", "wrong_output"})
@@ -46,9 +52,16 @@ _HELP = {
     EXIT_STATUS: "How the node's process ended: exit code, or minus the signal.",
     OUTPUT_OK: "The node's last deep check: 1 passed, 0 failed.",
     PHASE: "1 for the phase that the node is in, and the reason for it.",
+    MACHINE_PROBLEMS: "1 for each problem of the machine under the node; 0 without problem and kind: none is told.",
+    REASONS_TOLD: "1 for each thing that who runs the node says is wrong with it; 0 without reason and kind: none.",
     CHANGE: "Unix time of the last change of a kind: of a node, a pool or the fleet.",
 }
-_MORE_LABELS = {PHASE: ("phase", "reason"), CHANGE: ("kind",)}
+_MORE_LABELS = {
+    PHASE: ("phase", "reason"),
+    MACHINE_PROBLEMS: ("problem", "kind"),
+    REASONS_TOLD: ("reason", "kind"),
+    CHANGE: ("kind",),
+}
 
 _Pairs = tuple[tuple[str, str], ...]
 _Of = NodeSpec | str | _Pairs
@@ -159,6 +172,19 @@ class FleetSeries(Collector):
         if (is_right := self._deep_checks.is_right(state.name, now)) is not None:
             yield FleetSample(OUTPUT_OK, spec, float(is_right))
         yield FleetSample(PHASE, spec, 1.0, (("phase", state.phase.value), ("reason", reason_word(state))))
+        yield from _signs(MACHINE_PROBLEMS, spec, "problem", state.machine_problems)
+        if not state.row.is_restarting:  # what ends then ends by our own order
+            yield from _signs(REASONS_TOLD, spec, "reason", state.reasons)
+
+
+def _signs(name: str, spec: NodeSpec, word: str, signs: Sequence[Sign] | None) -> Iterator[FleetSample]:
+    """Not told: no sample at all."""
+    if signs is None:
+        return
+    for key in dict.fromkeys((one.word, one.kind.value) for one in signs):
+        yield FleetSample(name, spec, 1.0, ((word, key[0]), ("kind", key[1])))
+    if not signs:
+        yield FleetSample(name, spec, 0.0)
 
 
 def reason_word(state: NodeState) -> str:

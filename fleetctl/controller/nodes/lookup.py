@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 
 import structlog
@@ -19,12 +20,15 @@ from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, list_nodes
 from fleetctl.controller.nodes.node_values import fresh_values
 from fleetctl.controller.nodes.wanted_history import WantedHistory
 from fleetctl.kit.clock import Clock
-from fleetctl.providers.provider import NodeProvider, capacity_of
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.providers.provider import EndTerms, NodeProvider, capacity_of, end_terms_of
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.wire import NodePhase, RouteSignals
-from runbooks.ports import Capacity, Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
+from runbooks.ports import Capacity, EndBudget, Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
 log = structlog.get_logger()
+
+END_TERMS_LIMIT_S = 3.0  # less than the limit of a whole look at the nodes
 
 SEATS = 'max by (node) (engine_limit{limit="max_num_seqs"})'
 PROGRESS = ("llm:steps:rate", "llm:generation_tokens:rate")
@@ -76,6 +80,7 @@ class FleetLookup:
         # Asked once for nodes that are alike, as each answer may look at all places: a second, for a thousand nodes.
         alike = {_kind_of(row.spec): row.spec for row in rows}
         rooms = {kind: Capacity(*astuple(capacity_of(self._provider, spec))) for kind, spec in alike.items()}
+        terms = await self._end_terms()
         return [
             NodeFacts(
                 name=row.name,
@@ -90,9 +95,22 @@ class FleetLookup:
                 host=row.spec.facts.get("host", ""),
                 cannot=lacking(row.spec, self._provider),
                 capacity=rooms[_kind_of(row.spec)],
+                end_budgets=tuple(EndBudget(*astuple(one)) for one in terms[row.name].budgets)
+                if row.name in terms
+                else (),
+                counts_healthy=row.name not in terms or terms[row.name].counts_healthy,
             )
             for row in rows
         ]
+
+    async def _end_terms(self) -> Mapping[str, EndTerms]:
+        """Not known in time: nothing is refused beforehand, and the platform is asked when a node is ended."""
+        try:
+            async with asyncio.timeout(END_TERMS_LIMIT_S):
+                return await asyncio.to_thread(end_terms_of, self._provider)
+        except (FleetctlError, TimeoutError) as error:
+            log.info("lookup.end_terms_unknown", error=str(error))
+            return {}
 
     async def wanted_changes(self) -> list[WantedChange]:
         """What began and ended to be wanted, stored with each change."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fleetctl.providers.hosts.options import Place
-from fleetctl.providers.provider import ObservedInstance
+from fleetctl.providers.provider import ObservedInstance, Sign, SignKind
 
 _RUNS = frozenset({"active", "reloading", "activating", "deactivating", "refreshing"})
 _COMES_AGAIN = "auto-restart"  # it ended, and systemd waits before it starts it again
 _KILLED = frozenset({"2", "3"})  # ExecMainCode: CLD_KILLED, CLD_DUMPED; 1 is CLD_EXITED
 _RESULTS = {"oom-kill": "out of memory", "watchdog": "its watchdog was not served", "timeout": "it timed out"}
+_NO_RESULT = ("", "success", "exit-code", "signal")  # nothing beside how its process ended
+_KINDS = {"oom-kill": SignKind.MEMORY, "watchdog": SignKind.LIVENESS, "start-limit-hit": SignKind.CRASH}
 
 UnitState = Mapping[str, str]
 """Properties of a unit, by their names in systemd."""
@@ -41,12 +43,18 @@ def seen_of(place: Place, state: UnitState) -> ObservedInstance:
     running = active in _RUNS and sub != _COMES_AGAIN
     if running:
         # A unit that is on its way has no invocation yet.
-        return ObservedInstance(place.name, True, state.get("InvocationID") or None, place.url)
+        return ObservedInstance(place.name, True, state.get("InvocationID") or None, place.url, reasons=())
     result = state.get("Result", "")
-    trouble = _RESULTS.get(result, "" if result in ("", "success", "exit-code", "signal") else result)
+    trouble = _RESULTS.get(result, "" if result in _NO_RESULT else result)
     if sub == _COMES_AGAIN:
         trouble = "; ".join(filter(None, (trouble, "systemd starts it again")))
-    return ObservedInstance(place.name, False, None, place.url, _exit_status(state), trouble=trouble)
+    return ObservedInstance(
+        place.name, False, None, place.url, _exit_status(state), trouble=trouble, reasons=_signs(result)
+    )
+
+
+def _signs(result: str) -> tuple[Sign, ...]:
+    return () if result in _NO_RESULT else (Sign(result, _KINDS.get(result, SignKind.OTHER)),)
 
 
 def _exit_status(state: UnitState) -> int | None:

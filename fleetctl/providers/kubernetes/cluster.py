@@ -43,6 +43,8 @@ KINDS: dict[str, tuple[str, str, str]] = {  # plural: group, version, kind
     "statefulsets": ("apps", "v1", "StatefulSet"),
     "replicasets": ("apps", "v1", "ReplicaSet"),
     "controllerrevisions": ("apps", "v1", "ControllerRevision"),
+    "poddisruptionbudgets": ("policy", "v1", "PodDisruptionBudget"),
+    "poddisruptionbudgets/v1beta1": ("policy", "v1beta1", "PodDisruptionBudget"),
     "leaderworkersets": ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet"),
 }
 CLUSTER_WIDE = frozenset({"nodes"})
@@ -302,6 +304,7 @@ def _resource(plural: str, action: str | None = None) -> Any:
     """What lightkube calls a resource, of plain mappings: its own ones know the fields of one version alone."""
     group, version, kind = KINDS[plural]
     definition = ResourceDef(group, version, kind)
+    plural = plural.partition("/")[0]  # what comes after is an older version of it
     info = ApiInfo(definition, plural, _VERBS, parent=definition if action else None, action=action)
     base = GlobalResource if plural in CLUSTER_WIDE else NamespacedResourceG
     return type(kind, (base, Generic), {"_api_info": info})

@@ -6,9 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetctl.providers.kubernetes.cluster import Object
+from fleetctl.providers.provider import Sign, SignKind
 
-# What a healthy machine reports as False; a condition of any other type is a detector's, and True is its alarm.
-_HEALTHY_WHEN_TRUE = frozenset({"Ready"})
+# A condition whose type ends so is well when it is True (`Ready`, and what detectors of clouds set: `KernelReady`,
+# `AcceleratedHardwareReady`); one of any other type is a detector's alarm, and True is its word.
+_WELL_WHEN_TRUE = ("Ready", "Healthy", "Available")
+
+# What a condition's type comes to, by parts of it, the first that fits: those of the kubelet, of node-problem-detector
+# and of what clouds run beside it. A card before all else: `XIDErrors` are told by a reader of the kernel's log.
+_KINDS = (
+    (SignKind.GPU, ("gpu", "xid", "nvlink", "nvswitch", "nvidia", "acceleratedhardware", "dcgm", "neuron")),
+    (SignKind.MAINTENANCE, ("scheduled", "maintenance", "termination")),
+    (SignKind.MEMORY, ("memorypressure",)),
+    (SignKind.PIDS, ("pidpressure", "fdpressure")),
+    (SignKind.DISK, ("disk", "filesystem", "storage", "overlay2", "xfs", "inode")),
+    (SignKind.NETWORK, ("network", "netdevice", "iblink", "dns")),
+    (SignKind.RUNTIME, ("kubelet", "docker", "containerd", "containerruntime")),
+    (SignKind.KERNEL, ("kernel", "deadlock", "ntp", "clock")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +34,16 @@ class Host:
     labels: Mapping[str, str]
     ready: bool | None  # None: its kubelet does not report
     ready_message: str
-    problems: tuple[str, ...]  # conditions that a kubelet or a problem detector raised, with their words
+    problems: tuple[Sign, ...]  # conditions that a kubelet or a problem detector raised
     unschedulable: bool
+
+    @property
+    def signs(self) -> tuple[Sign, ...]:
+        """All that is wrong with it. A kubelet that is silent tells nothing new: what it said before is old."""
+        if self.ready is True:
+            return self.problems
+        word = "NotReady" if self.ready is False else "Unknown"
+        return (Sign(word, SignKind.SILENT, self.ready_message), *(() if self.ready is None else self.problems))
 
     def label(self, names: Sequence[str]) -> str | None:
         """The first of these labels that it has."""
@@ -32,9 +55,9 @@ def read_host(found: Object) -> Host:
     conditions = {one["type"]: one for one in (found.get("status") or {}).get("conditions") or ()}
     ready = conditions.get("Ready", {"status": "Unknown"})
     problems = [
-        f"{kind} ({one['message']})" if one.get("message") else kind
+        Sign(kind, _kind_of(kind), one.get("message", ""))
         for kind, one in sorted(conditions.items())
-        if kind not in _HEALTHY_WHEN_TRUE and one["status"] == "True"
+        if kind != "Ready" and one["status"] == ("False" if kind.endswith(_WELL_WHEN_TRUE) else "True")
     ]
     return Host(
         name=found["metadata"]["name"],
@@ -44,3 +67,8 @@ def read_host(found: Object) -> Host:
         problems=tuple(problems),
         unschedulable=bool(found["spec"].get("unschedulable")),
     )
+
+
+def _kind_of(condition: str) -> SignKind:
+    lowered = condition.lower()
+    return next((kind for kind, parts in _KINDS if any(part in lowered for part in parts)), SignKind.OTHER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleetctl.providers.found import API_KEY
 from fleetctl.providers.kubernetes.host import Host
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.kubernetes.pod import HASH_LABELS, Pod
@@ -35,7 +36,8 @@ def pool_of(pod: Pod, workload: Workload | None, names: Sequence[str]) -> str:
 
 def _facts(pod: Pod, host: Host | None, options: KubernetesOptions) -> dict[str, str]:
     sku = host.label(options.sku_labels) if host is not None else None
-    known = {"pod": pod.name, "host": pod.host, "sku": sku}
+    api_key = _said(pod, options.api_key_labels) or options.api_key
+    known = {"pod": pod.name, "host": pod.host, "sku": sku, API_KEY: api_key}
     return {key: value for key, value in known.items() if value}
 
 

@@ -17,6 +17,8 @@ class KubernetesOptions:
     pool_labels: tuple[str, ...]
     model_labels: tuple[str, ...]
     engine_labels: tuple[str, ...]
+    api_key_labels: tuple[str, ...]
+    api_key: str
     zone_labels: tuple[str, ...]
     sku_labels: tuple[str, ...]
     stale_after_s: float

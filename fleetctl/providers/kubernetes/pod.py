@@ -38,6 +38,7 @@ class Container:
     name: str
     restarts: int = 0
     started: bool = False  # this run of it began
+    ready: bool = False  # by its own probe, whatever gates its pod has
     waiting: str | None = None  # the reason it waits
     waiting_message: str = ""
     ended: str | None = None  # the reason it ended, e.g. OOMKilled: of this run, or of the run before
@@ -66,6 +67,7 @@ class Pod:
     has_gate: bool  # it declares our readiness gate
     serving: bool | None  # what the gate's condition says
     unscheduled: str  # why no Kubernetes node takes it; empty when one did, or nobody tried
+    disrupted: str  # why Kubernetes takes it away, in its word: Evicted, PreemptionByScheduler, ...; empty: it does not
     created_at: float
     ready_since: float | None
 
@@ -125,6 +127,7 @@ def read_pod(found: Object) -> Pod:
         has_gate=any(one["conditionType"] == SERVING_GATE for one in spec.get("readinessGates") or ()),
         serving=None if gate is None else gate["status"] == "True",
         unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        disrupted=_disrupted(conditions.get("DisruptionTarget", {}), status),
         created_at=seconds_of(meta["creationTimestamp"]),
         ready_since=seconds_of(ready["lastTransitionTime"]) if ready.get("lastTransitionTime") else None,
     )
@@ -141,6 +144,11 @@ def controller_of(found: Object) -> Owner | None:
 def seconds_of(stamp: str) -> float:
     """A time of the API as Unix seconds."""
     return datetime.fromisoformat(stamp).timestamp()
+
+
+def _disrupted(target: Object, status: Object) -> str:
+    word: str = target.get("reason", "") if target.get("status") == "True" else status.get("reason", "")
+    return word
 
 
 def _serving_container(spec: Object, annotations: Mapping[str, str]) -> Object:
@@ -169,6 +177,7 @@ def _container(name: str, status: Object) -> Container:
         name=name,
         restarts=said.get("restartCount", 0),
         started="running" in state,
+        ready=bool(said.get("ready")),
         waiting=waiting.get("reason"),
         waiting_message=waiting.get("message", ""),
         ended=end.get("reason"),

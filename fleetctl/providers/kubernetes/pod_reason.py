@@ -38,8 +38,9 @@ def read_event(found: Object) -> Event:
     )
 
 
-def pod_reason(pod: Pod, host: Host | None, events: Sequence[Event] = ()) -> str:
+def pod_reason(pod: Pod, host: Host | None, events: Sequence[Event] | None = ()) -> str:
     """What keeps it from serving; empty when nothing is known to."""
+    events = events or ()
     said = [one for one in (_of_pod(pod), "" if host is None else _of_host(host)) if one]
     newest = max((one for one in events if one.warning), key=lambda one: one.at, default=None)
     if newest is not None and said and newest.message not in said[0]:
@@ -82,5 +83,5 @@ def _of_host(host: Host) -> str:
         words = f"Kubernetes node {host.name}: Ready is {state}"
         return f"{words} ({host.ready_message})" if host.ready_message else words
     if host.problems:
-        return f"Kubernetes node {host.name}: {', '.join(host.problems)}"
+        return f"Kubernetes node {host.name}: {', '.join(map(str, host.problems))}"
     return ""

@@ -5,27 +5,38 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from fleetctl.kit.errors import FleetctlError, RefusedError
 from fleetctl.providers.kubernetes.cluster import Cluster
 from fleetctl.providers.kubernetes.disruption import ask_leave
+from fleetctl.providers.kubernetes.end_terms import EndBudgets
 from fleetctl.providers.kubernetes.estate import Estate
 from fleetctl.providers.kubernetes.logs import read_logs
 from fleetctl.providers.kubernetes.node_spec import spec_of
 from fleetctl.providers.kubernetes.options import KubernetesOptions
 from fleetctl.providers.kubernetes.pod import Pod
 from fleetctl.providers.kubernetes.pod_reason import Event, pod_reason, read_event
+from fleetctl.providers.kubernetes.pod_signs import is_in_trouble, pod_signs
 from fleetctl.providers.kubernetes.pool_rollouts import PoolRollouts
 from fleetctl.providers.kubernetes.revisions import Revision, list_revisions, roll_back
 from fleetctl.providers.kubernetes.serving import set_serving
 from fleetctl.providers.kubernetes.sizing import Sizing
 from fleetctl.providers.kubernetes.workload import Workload
 from fleetctl.providers.pool_rollout import PoolRollout
-from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import EndTerms, LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
 
 _NO_HOSTS = "providers.kubernetes.may_cordon_hosts is not set; components/cordon-hosts has setting and right"
-_EVENTS_FOR_S = 15.0  # events of a pod in trouble are asked for this often
+_EVENTS_FOR_S = 15.0  # while a pod is in trouble, the events of its namespace are asked for this often
+
+
+@dataclass(frozen=True, slots=True)
+class _Warnings:
+    """Events of a namespace's pods. `of_pod`: by their uid; None: they could not be read."""
+
+    asked_at: float = float("-inf")
+    of_pod: Mapping[str, Sequence[Event]] | None = None
 
 
 class KubernetesProvider:
@@ -41,7 +52,8 @@ class KubernetesProvider:
         self.estate = Estate(self.cluster, options)
         self._sizing = Sizing(self.cluster, self.estate)
         self._rollouts = PoolRollouts(self.cluster, self.estate, options)
-        self._events: dict[str, tuple[float, Sequence[Event]]] = {}  # by pod uid
+        self._budgets = EndBudgets(self.cluster, self.estate.namespaces)
+        self._events: dict[str, _Warnings] = {}  # by namespace
 
     def close(self) -> None:
         """Stop following the cluster."""
@@ -135,6 +147,10 @@ class KubernetesProvider:
         """Say on the pod that it gets requests again."""
         self._set_serving(name, True)
 
+    def end_terms(self) -> Mapping[str, EndTerms]:
+        """What budgets will say; nothing where they can't be listed."""
+        return self._budgets.terms(self.estate.roster().nodes)
+
     def check_end(self, name: str) -> None:
         """Ask every PodDisruptionBudget, nothing more. Raises RefusedError naming the one that forbids it."""
         pod = self.estate.roster().nodes.get(name)
@@ -198,27 +214,41 @@ class KubernetesProvider:
             raise RefusedError(f"{name}: no workload owns its pod")
         return found
 
-    def _observed(self, name: str, pod: Pod, events: Sequence[Event]) -> ObservedInstance:
+    def _observed(self, name: str, pod: Pod, events: Sequence[Event] | None) -> ObservedInstance:
+        host = self.estate.host(pod.host)
         return ObservedInstance(
             name,
             running=pod.running,
             instance=pod.instance,
             url=pod.url,
             exit_status=None if pod.running else pod.container.exit_status,
-            trouble=pod_reason(pod, self.estate.host(pod.host), events),
+            trouble=pod_reason(pod, host, events),
+            machine_problems=None if host is None else host.signs,
+            reasons=pod_signs(pod, events, time.time()),
         )
 
-    def _events_of(self, pod: Pod) -> Sequence[Event]:
-        """Of a pod that does not get on; what can't be read is no evidence, and no error."""
-        if pod.phase == "Running" and not pod.container.waiting:
-            self._events.pop(pod.uid, None)
+    def _events_of(self, pod: Pod) -> Sequence[Event] | None:
+        """Of a pod that does not get on; None: they could not be read, or not yet.
+
+        All warnings of a namespace at once: a field selector saves the server nothing, and a thousand pods that start
+        together cost one request.
+        """
+        if not is_in_trouble(pod):
             return ()
         now = time.monotonic()
-        asked_at, known = self._events.get(pod.uid, (float("-inf"), ()))
-        if now - asked_at < _EVENTS_FOR_S:
-            return known
-        with suppress(FleetctlError):
-            found, _ = self.cluster.find_all("events", pod.namespace, fields={"involvedObject.uid": pod.uid})
-            known = [read_event(one) for one in found]
-        self._events[pod.uid] = (now, known)
-        return known
+        known = self._events.get(pod.namespace, _Warnings())
+        if now - known.asked_at >= _EVENTS_FOR_S:
+            # Others who look meanwhile have what was known.
+            self._events[pod.namespace] = replace(known, asked_at=now)
+            found: Mapping[str, Sequence[Event]] | None = None
+            with suppress(FleetctlError):
+                found = self._warnings(pod.namespace)
+            known = self._events[pod.namespace] = _Warnings(now, found)
+        return None if known.of_pod is None else known.of_pod.get(pod.uid, ())
+
+    def _warnings(self, namespace: str) -> dict[str, list[Event]]:
+        fields = {"type": "Warning", "involvedObject.kind": "Pod"}
+        by_pod: dict[str, list[Event]] = {}
+        for one in self.cluster.find_all("events", namespace, fields=fields)[0]:
+            by_pod.setdefault(one["involvedObject"].get("uid", ""), []).append(read_event(one))
+        return by_pod

@@ -125,6 +125,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "fleet_node_process_up",
         "fleet_node_output_ok",
         "fleet_node_phase",
+        "fleet_machine_problems",
         "fleet_gateway_deaths_total",
         "controller_discovery_problems",
         "controller_storage_ok",

@@ -15,6 +15,7 @@ from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.fleet_series import FleetSeries, reason_word
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
+from fleetctl.providers.provider import Sign, SignKind
 from fleetctl.wire import NodePhase
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
@@ -161,3 +162,26 @@ async def test_rules_and_questions_ask_for_phases_and_changes() -> None:
     ]
     exposed = {one.name: [sample.labels for sample in one.samples] for one in series.collect()}
     assert {one["kind"] for one in exposed["fleet_change_timestamp_seconds"]} == {"restart", "rollout"}
+
+
+@pytest.mark.anyio
+async def test_what_a_platform_tells_of_machine_and_pod_is_asked_for_and_untold_is_no_zero() -> None:
+    clock, store = DrivenClock(), SeriesStore()
+    full = (Sign("DiskPressure", SignKind.DISK), Sign("KernelDeadlock", SignKind.KERNEL, "task hung"))
+    killed = (Sign("OOMKilled", SignKind.MEMORY),)
+    nodes = {"a": node("a", machine_problems=full, reasons=killed), "b": node("b", machine_problems=()), "c": node("c")}
+    nodes["d"] = node("d", reasons=killed)
+    nodes["d"] = replace(nodes["d"], row=replace(nodes["d"].row, restart={"state": "ended"}))
+    fleet = cast(Fleet, type("_", (), {"nodes": nodes, "seen_at": lambda _, name: clock.now()})())
+    checks = cast(DeepChecks, type("_", (), {"is_right": lambda _, name, now: None})())
+    series = FleetSeries(fleet, cast(Gateways, {}), checks, store, clock, stale_after_s=10.0, own=())
+    await series.record()
+
+    def asked(query: str) -> dict[tuple[str, str], float]:
+        found = evaluate(query, store, clock.now())
+        return {(one.labels["node"], one.labels.get("kind", "")): one.value for one in found}
+
+    assert asked("fleet_machine_problems") == {("a", "disk"): 1, ("a", "kernel"): 1, ("b", ""): 0}
+    assert asked("fleet_provider_reasons") == {("a", "memory"): 1}, "what is restarted by us ends by our order"
+    exposed = {one.name: [sample.labels for sample in one.samples] for one in series.collect()}
+    assert {one["problem"] for one in exposed["fleet_machine_problems"]} == {"DiskPressure", "KernelDeadlock", ""}

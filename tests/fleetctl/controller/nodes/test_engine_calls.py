@@ -34,6 +34,7 @@ class Engine:
         self.refusal = ""  # name of the recorded answer to an adapter
         self.asked: list[str] = []
         self.tokens: set[str] = set()
+        self.probed_with: set[str] = set()
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -65,7 +66,8 @@ class Engine:
         return app
 
     def _says(self, answer: object) -> Any:
-        async def say(_: web.Request) -> web.Response:
+        async def say(request: web.Request) -> web.Response:
+            self.probed_with.add(request.headers.get("Authorization", ""))
             return web.json_response(answer)
 
         return say
@@ -231,7 +233,10 @@ async def test_vllm_sleeps_is_not_ready_and_wakes(tmp_path: Path, monkeypatch: p
         assert run.status is RunStatus.SUCCEEDED, run.error
         assert not engine.asleep
         assert fleet.phase("a") == (NodePhase.READY, "")
+        assert (await fleet.act("drain a")).status is RunStatus.SUCCEEDED
+        assert (await fleet.act("node stop a")).status is not RunStatus.RUNNING, "it asks what it holds, too"
     assert engine.tokens == {f"Bearer {KEY}"}, "its own key, and never our token"
+    assert engine.probed_with == {f"Bearer {KEY}"}, "whoever asks for its health"
 
 
 async def test_what_is_not_switched_on_is_refused_before_anything_is_changed(

@@ -21,9 +21,9 @@ def seen(**state: str) -> ObservedInstance:
 
 
 def test_an_invocation_is_the_identity_of_what_runs() -> None:
-    assert seen(SubState="running", InvocationID="ab12") == ObservedInstance("chat-1", True, "ab12", URL)
+    assert seen(SubState="running", InvocationID="ab12") == ObservedInstance("chat-1", True, "ab12", URL, reasons=())
     assert seen(ActiveState="activating", SubState="start", InvocationID="") == ObservedInstance(
-        "chat-1", True, None, URL
+        "chat-1", True, None, URL, reasons=()
     )
 
 
@@ -69,3 +69,11 @@ def test_entries_of_the_journal_are_lines_with_cursors() -> None:
         '{"__CURSOR":"s=3","MESSAGE":null}\nnot json\n{"__CURSOR":"s=4","MESSAGE":"a\\nb"}\n'
     )
     assert list(read_entries(output)) == [("loading", "s=1"), ("hi\ufffd", "s=2"), ("a", "s=4"), ("b", "s=4")]
+
+
+def test_what_systemd_says_of_the_end_is_evidence() -> None:
+    end = {"ActiveState": "failed", "ExecMainCode": "2", "ExecMainStatus": "9"}
+    assert [(one.word, one.kind.value) for one in seen(**end, Result="oom-kill").reasons or ()] == [
+        ("oom-kill", "memory")
+    ]
+    assert seen(**end, Result="signal").reasons == ()

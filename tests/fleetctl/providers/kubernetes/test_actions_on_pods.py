@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from fleetctl.kit.errors import BadInputError, RefusedError
-from fleetctl.wire import Rollout, RunStatus
+from fleetctl.providers.kubernetes.end_terms import EndBudgets
+from fleetctl.providers.provider import EndTerms
+from fleetctl.wire import Rollout, RunRequest, RunStatus
 from tests.fixtures.controller import until
 from tests.fixtures.kubernetes.cluster import Cluster
 from tests.fixtures.kubernetes.controlled import Controlled, controlled
@@ -56,15 +58,47 @@ async def test_what_a_budget_forbids_says_its_name_and_leaves_the_node_as_it_was
     cluster.create(budget("all-three", "engine", 3))
     async with controlled(cluster, tmp_path) as fleet:
         names = await fleet.until_ready(3)
-        failed = await fleet.act(f"{verb} {names[0]}")
-        assert failed.status is RunStatus.FAILED
-        assert "all-three" in failed.error
+        planned = await fleet.act(f"{verb} {names[0]}", dry_run=True)
+        assert planned.error.startswith("would be refused: PodDisruptionBudget all-three forbids the end of")
+        with pytest.raises(RefusedError, match="PodDisruptionBudget all-three forbids the end of"):
+            await fleet.act(f"{verb} {names[0]}")
         assert await fleet.ready_nodes() == names
         routes = (await fleet.client.routing()).routes
         assert {route.state.value for route in routes} == {"active"}
         (pool,) = await fleet.client.pools()
         assert pool.wanted == 3
         assert cluster.pod_names() == names
+
+
+async def test_a_smaller_pool_is_refused_by_the_budget_and_a_replacement_that_starts_a_node_first_is_not(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.deploy(replicas=3, labels=LABELS)
+    cluster.create(budget("all-three", "engine", 3))
+    async with controlled(cluster, tmp_path) as fleet:
+        names = await fleet.until_ready(3)
+        smaller = await fleet.act("scale chat --to 2", dry_run=True)
+        assert "all-three" in smaller.error
+        inputs = {"node": names[0], "replacement": "fresh", "pool": "chat"}
+        request = RunRequest(runbook="replace-node", inputs=inputs, reason="test", requested_by="test", dry_run=True)
+        assert (await fleet.client.start_run(request)).error == ""
+
+
+async def test_a_budget_that_cannot_be_listed_still_forbids_at_the_step(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_seen(self: EndBudgets, nodes: object) -> dict[str, EndTerms]:
+        return {}
+
+    monkeypatch.setattr(EndBudgets, "terms", none_seen)
+    cluster.deploy(replicas=3, labels=LABELS)
+    cluster.create(budget("all-three", "engine", 3))
+    async with controlled(cluster, tmp_path) as fleet:
+        names = await fleet.until_ready(3)
+        failed = await fleet.act(f"restart {names[0]}")
+        assert failed.status is RunStatus.FAILED
+        assert "all-three" in failed.error
+        assert await fleet.ready_nodes() == names
 
 
 def image(cluster: Cluster) -> str:

@@ -30,6 +30,19 @@ def test_pods_are_nodes_with_what_their_labels_and_machines_say(cluster: Cluster
     assert spec.options == {"namespace": cluster.namespace, "workload": "deployment/engine"}
 
 
+def test_a_pod_names_the_key_that_it_wants_and_the_settings_that_of_all_others(cluster: Cluster) -> None:
+    cluster.deploy("keyed", replicas=1, labels={"fleetctl.dev/api-key": "chat"})
+    cluster.deploy("plain", replicas=1)
+    by_name = {one.name: one.api_key for one in _once_seen(cluster.provider(), 2)}
+    assert sorted(by_name.values()) == ["", "chat"]
+    assert {one.api_key for one in _once_seen(cluster.provider(api_key="all"), 2)} == {"all", "chat"}
+
+
+def _once_seen(provider: KubernetesProvider, count: int) -> list[NodeSpec]:
+    wait_until(lambda: len(provider.specs()) == count)
+    return provider.specs()
+
+
 def test_a_start_is_one_replica_more_and_the_new_pod_has_the_nodes_name(cluster: Cluster) -> None:
     cluster.deploy()
     provider = cluster.provider()
@@ -173,6 +186,14 @@ def test_what_holds_a_pod_back_is_said_in_kubernetes_own_words(cluster: Cluster)
     wait_until(lambda: "Unschedulable: 0/2 nodes are available" in trouble("large"))
     wait_until(lambda: "CrashLoopBackOff" in trouble("broken"))
     assert "OOMKilled (killed by SIGKILL)" in trouble("broken")
+
+    def kinds(app: str) -> set[str]:
+        seen = [provider.observe(name).reasons or () for name in cluster.pod_names() if name.startswith(app)]
+        return {one.kind.value for reasons in seen for one in reasons}
+
+    wait_until(lambda: kinds("large") == {"unscheduled"})
+    assert kinds("pulled") == {"image"}
+    assert kinds("broken") >= {"memory"}
     name = next(name for name in cluster.pod_names() if name.startswith("broken"))
     assert provider.read_logs(name, lines=5).lines[-1] == "killed: out of memory"
 
@@ -185,6 +206,9 @@ def test_what_is_wrong_with_the_machine_is_said_of_each_of_its_nodes(cluster: Cl
     try:
         cluster.kubelet.set_condition(host, "GpuXid", "True", message="XID 79 on GPU 3")
         wait_until(lambda: provider.observe(name).trouble == f"Kubernetes node {host}: GpuXid (XID 79 on GPU 3)")
+        assert [(one.word, one.kind.value) for one in provider.observe(name).machine_problems or ()] == [
+            ("GpuXid", "gpu")
+        ]
         cluster.kubelet.set_condition(host, "Ready", "Unknown", message="Kubelet stopped posting node status.")
         wait_until(lambda: "Ready is unknown" in provider.observe(name).trouble)
         assert provider.cordon_host(name) == host
