@@ -113,6 +113,7 @@ AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FAILURES_TURN_S = 2.0  # between two looks at what fails
+RATIOS_TURN_S = 300.0  # between two counts of thirty days, which take a second for a thousand nodes
 FORGET_TURN_S = 60.0  # between two looks for nodes that were stopped long ago
 POOLS_TURN_S = 1.0  # between two looks at what each pool needs next
 HOSTS_TURN_S = 1.0  # between two looks at which units are nodes: hosts are asked in the background
@@ -294,6 +295,7 @@ async def open_controller(
             this_host=socket.gethostname(),
             stale_after_s=stale_after_s,
         )
+        fleet_series.more = failures.ratio_series
         scraper, signals = _open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
@@ -425,6 +427,7 @@ async def open_controller(
             Loop("fleet-series", settings.controller.probe_interval_s, fleet_series.record),
             Loop("deep-checks", DEEP_CHECK_TURN_S, deep_checks.ask_due_nodes),
             Loop("failures", FAILURES_TURN_S, failures.look),
+            Loop("failure-ratios", RATIOS_TURN_S, failures.count),
             Loop("forget-nodes", FORGET_TURN_S, fleet.forget_old),
             Loop("traffic-rules", RULES_TURN_S, traffic_rules.expire_rules),
             Loop("freezes", RULES_TURN_S, freezes.expire_freezes),

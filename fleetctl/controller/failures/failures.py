@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -34,6 +34,7 @@ from fleetctl.controller.failures.lemon import Exposure, Lemon, Standing, judge
 from fleetctl.controller.failures.signs import SERIES, Told, signs_of
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
+from fleetctl.controller.nodes.fleet_series import FAILURE_RATIO, FleetSample
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.wire import FailureKind, FailuresBy, NodePhase
@@ -42,8 +43,10 @@ log = structlog.get_logger()
 
 STORE_EVERY_S = 60.0  # watched time; failures are stored at once
 LEMONS_FRESH_FOR_S = 60.0  # an incident's view is asked for each second
+RATIOS_OVER_S = 30 * 86_400.0
 MAX_PENDING = 1000  # looks whose changes could not be stored
 COMMON_CAUSE_NODES = 3  # and more than half of the fleet, at once: that is the way to them, not they
+_TOLD_BY = (FailuresBy.HOST, FailuresBy.SKU)
 AT_RISK = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.STARTING})
 
 
@@ -76,6 +79,7 @@ class Failures:
         self._stale_after_s = stale_after_s
         self._pending: list[Changes] = []
         self._stored_at = -math.inf
+        self._ratios: dict[FailuresBy, dict[str, float]] = {}  # of the groups that something is known of
         self._lemons: dict[FailuresBy, tuple[float, dict[str, str]]] = {}  # when they were counted, and their words
 
     @classmethod
@@ -146,6 +150,25 @@ class Failures:
             found = {one.name: offence_words(one) for one in await self.groups(by, since) if one.standing == "lemon"}
             told = self._lemons[by] = now, found
         return told[1].get(name, "")
+
+    async def count(self) -> None:
+        """Count who fails how often: what `ratio_series` tells until the next count."""
+        now = self._clock.now()
+        ratios = {}
+        for by in _TOLD_BY:
+            groups = await self.groups(by, now - RATIOS_OVER_S)
+            ratios[by] = {one.name: known for one in groups if (known := surely_at_least(one)) is not None}
+        self._ratios = ratios
+
+    def ratio_series(self) -> Iterator[FleetSample]:
+        """Of each node that is looked at, what its host and its SKU are known to fail at least, as times the fleet's
+        rate. No sample: nobody knows."""
+        for state in self._fleet.nodes.values() if self._ratios else ():
+            if state.row.wanted:
+                place = self._place(state, {})
+                for by, ratios in self._ratios.items():
+                    if (ratio := ratios.get(name_in(by, place))) is not None:
+                        yield FleetSample(FAILURE_RATIO, state.row.spec, ratio, (("by", by.value),))
 
     def _seen(self, states: Sequence[NodeState], now: float) -> list[Seen]:
         cards = self._groups.cards()
@@ -255,6 +278,13 @@ def _group_view(
         standing=judged.standing.value,
         why=judged.why,
     )
+
+
+def surely_at_least(group: wire.FailureGroup) -> float | None:
+    """The lower end of a lemon's ratio, at most 1 of an ordinary one; None: its standing is not known."""
+    if group.ratio_low is None or group.standing == Standing.UNKNOWN.value:
+        return None
+    return group.ratio_low if group.standing == Standing.LEMON.value else min(1.0, group.ratio_low)
 
 
 def offence_words(group: wire.FailureGroup) -> str:

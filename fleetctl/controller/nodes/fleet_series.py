@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,8 @@ MACHINE_PROBLEMS = "fleet_machine_problems"
 of none one sample, 0, without either."""
 REASONS_TOLD = "fleet_provider_reasons"
 """The same of what the platform says is wrong with the node itself: reasons and events of its pod."""
+FAILURE_RATIO = "fleet_failure_ratio_low"
+"""How many times the fleet's rate a node's host, or its SKU, is known to fail at least (docs/failures.md)."""
 CHANGE = "fleet_change_timestamp_seconds"
 """Unix time of the last change of a kind; of a node, of a pool (no label node), or of the fleet (neither)."""
 REASONS = frozenset({"loading", "warming_up", "asleep", "draining", "core_dead", "core_stuck", "wrong_output"})
@@ -54,12 +56,14 @@ _HELP = {
     PHASE: "1 for the phase that the node is in, and the reason for it.",
     MACHINE_PROBLEMS: "1 for each problem of the machine under the node; 0 without problem and kind: none is told.",
     REASONS_TOLD: "1 for each thing that who runs the node says is wrong with it; 0 without reason and kind: none.",
+    FAILURE_RATIO: "How many times the fleet's rate the node's host or SKU is known to fail at least.",
     CHANGE: "Unix time of the last change of a kind: of a node, a pool or the fleet.",
 }
 _MORE_LABELS = {
     PHASE: ("phase", "reason"),
     MACHINE_PROBLEMS: ("problem", "kind"),
     REASONS_TOLD: ("reason", "kind"),
+    FAILURE_RATIO: ("by",),
     CHANGE: ("kind",),
 }
 
@@ -102,6 +106,8 @@ class FleetSeries(Collector):
         self._deep_checks = deep_checks
         self._store = store
         self._changes = changes
+        self.more: Callable[[], Iterable[FleetSample]] = tuple
+        """What others know of nodes: given once they are there."""
         self._limits_read_at = -math.inf
         self._appender = store.appender()
         self._keys: list[tuple[str, _Of, _Pairs]] = []
@@ -131,6 +137,7 @@ class FleetSeries(Collector):
         for state in self._fleet.nodes.values():
             if state.row.wanted and now - self._fleet.seen_at(state.name) <= self._stale_after_s:
                 yield from self._values(state, now)
+        yield from self.more()
         if self._changes is not None:
             for change in self._changes.changes(now):
                 yield _change_sample(change, self._changes.spec_of(change.node))

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from alerts.promql import evaluate
 from fleetctl.cli.app import run
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import StorageLostError
 from fleetctl.controller.failures.failure_store import prune_failures
 from fleetctl.controller.failures.failure_watch import FailureRecord, Placement, Stint
-from fleetctl.controller.failures.failures import failure_groups, offence_words
+from fleetctl.controller.failures.failures import failure_groups, offence_words, surely_at_least
 from fleetctl.controller.tables import node_failures, node_stints
 from fleetctl.wire import Failure, FailureGroup, FailureKind, FailuresBy
 from tests.fixtures.controller import (
@@ -222,3 +223,21 @@ async def test_an_incident_is_told_when_its_nodes_host_is_a_lemon(state_dir: Pat
         words = await controller.failures.offence("node-1", 0.0)
         assert f"host {here} failed 30 times in 194 node-hours (xid 30): " in words
         assert await controller.failures.offence("nobody", 0.0) == ""
+        assert not list(controller.failures.ratio_series()), "nobody counted yet"
+        await controller.failures.count()
+        (told,) = controller.failures.ratio_series()  # of its SKU nobody knows anything: no sample
+        assert (told.name, told.more) == ("fleet_failure_ratio_low", (("by", "host"),))
+        assert told.value > 1
+        await controller.loops.run_turn("fleet-series")
+        (asked,) = evaluate("fleet_failure_ratio_low", controller.store, controller.clock.now())
+        assert (asked.labels["node"], asked.value) == ("node-1", told.value)
+
+
+def test_what_is_told_of_a_group_is_what_is_sure() -> None:
+    group = failure_groups(
+        FailuresBy.HOST, [record(i, host="a") for i in range(3)], [stint("a", 100), stint("b", 100)]
+    )[0]
+    lemon = group.model_copy(update={"standing": "lemon", "ratio_low": 2.5})
+    assert surely_at_least(lemon) == 2.5
+    assert surely_at_least(lemon.model_copy(update={"standing": "ordinary", "ratio_low": 0.7})) == 0.7
+    assert surely_at_least(lemon.model_copy(update={"standing": "not known"})) is None
