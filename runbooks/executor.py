@@ -22,7 +22,16 @@ from runbooks.context import Context, Limits, OnEvent
 from runbooks.driver import carry_run
 from runbooks.errors import BadInputError, NotFoundError, StaleEpochError
 from runbooks.fleet_view import FleetView
-from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_near_floor, judge_plan, judge_repeat, judge_start
+from runbooks.guard import (
+    GuardAnswer,
+    Ruling,
+    judge_names,
+    judge_near_floor,
+    judge_plan,
+    judge_repeat,
+    judge_start,
+    why_never,
+)
 from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.plan import Plan, VerbOnTarget, command_title, plan_command, plan_page, resolve_plan
@@ -132,6 +141,14 @@ class Executor:
             unasked=unasked,
             override=override,
         )
+
+    async def why_never(self, runbook: str, inputs: Mapping[str, str]) -> str:
+        """Why the page can never be done to these nodes, whatever else is known; empty when it can.
+
+        Raises BadInputError, as `propose`.
+        """
+        fleet = await self._context.fleet()
+        return why_never(plan_page(self._library[runbook], inputs, fleet.nodes, self._library).actions, fleet)
 
     async def act(
         self,

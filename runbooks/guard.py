@@ -258,6 +258,11 @@ def judge_start(actions: Sequence[Action], fleet: FleetView) -> Ruling:
     return Ruling(GuardAnswer.YES, "as planned")
 
 
+def why_never(actions: Sequence[Action], fleet: FleetView) -> str:
+    """What a node that the actions mean can never do, by its engine or by who runs it; empty when each can."""
+    return next((why for action in actions if (why := _lacking(action, fleet))), "")
+
+
 def _lacking(action: Action, fleet: FleetView) -> str:
     """Why a node that the action means can't do its part; empty when each can, as far as that is known."""
     if action.target.kind is TargetKind.ROLLOUT and fleet.revisions is not None:

@@ -162,6 +162,9 @@ class Remediation:
             reason = f"it began with {deploy.id}, {deploy.from_revision} to {deploy.to_revision}: {reason}"[:2000]
         again = f":{incident.reopened}" if incident.reopened else ""
         try:
+            if why := await self._executor.why_never(page.name, inputs):
+                await self._say_impossible(incident, f"{page.name}: {why}{by_hand(incident.scope.get('node'))}")
+                return True
             run = await self._executor.propose(
                 page.name,
                 inputs,
@@ -260,6 +263,16 @@ class Remediation:
         await self._timeline.append(
             "remediation.not_proposed", why, incident_id=incident.id, node=incident.scope.get("node")
         )
+
+
+def by_hand(node: str | None) -> str:
+    """What a person does about a node that nobody here can start, stop or restart."""
+    if node is None:
+        return ""
+    return (
+        f". By hand: `fleetctl drain {node}`, so that nothing new goes there and what it holds ends or moves;"
+        " then restart or replace it where it runs, and `fleetctl uncordon` it"
+    )
 
 
 def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.incident import FiredAlert, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.kit.reserved_port import reserve_port
@@ -152,6 +155,26 @@ async def test_what_can_not_be_done_is_refused_with_the_reason(
         run = await controller.executor.act(command.format(name=name), reason="a test", requested_by="person")
         assert run.status is RunStatus.REFUSED
         assert words in run.error
+
+
+async def test_a_remedy_that_nobody_can_carry_out_is_not_proposed_and_what_to_do_by_hand_is_said(
+    tmp_path: Path, servers: list[LlamaServer]
+) -> None:
+    write(tmp_path / "targets.json", *servers)
+    async with attached(tmp_path, capacity_floor_ratio=0.1) as controller:
+        name = name_of(servers[0])
+        await until_ready(controller, name, name_of(servers[1]))
+        wrong = FiredAlert("w", "LLMWrongOutput", "page", "firing", {"node": name, "pool": "default"})
+        verdict = Diagnosis("output", "wrong_output", "it lies", "confirmed", at=controller.clock.now())
+        incident = replace(open_incident(wrong, controller.clock.now()), diagnosis=verdict)
+        await controller.book.store_incident(incident)
+        await controller.remediation.propose_runbooks()
+        assert not controller.journal.list(incident_id=incident.id)
+        entries = await controller.timeline.read(incident_id=incident.id)
+        (said,) = [one for one in entries if one.kind.startswith("remediation")]
+        assert said.text.startswith("replace-lying-node: ")
+        assert "no provider can start another one (it was found by" in said.text
+        assert f"By hand: `fleetctl drain {name}`" in said.text
 
 
 async def test_a_list_that_can_not_be_read_after_a_restart_of_ours_keeps_its_nodes(
