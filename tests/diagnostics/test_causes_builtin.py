@@ -164,7 +164,7 @@ CASES = [
     ("slow_node", "gray", "slow_steps steps_slower itl_up fails_often"),
     ("overload", "capacity", "queue_waits queue_everywhere arrivals_up running_up fails_often"),
     ("machine_unhealthy", "node", "machine_faulty silent process_ended"),
-    ("gpu_fault", "node", "machine_gpu_fault silent process_ended"),
+    ("gpu_fault", "node", "gpu_unhealthy machine_gpu_fault silent process_ended"),
     ("unschedulable", "node", "pod_unscheduled loading silent"),
     ("out_of_memory", "node", "process_ended ended_by_memory pod_out_of_memory silent"),
     ("bad_deploy_never_ready", "node", "pod_cannot_start new_revision changed_deploy loading"),
