@@ -77,6 +77,12 @@ async def test_a_smaller_pool_is_refused_by_the_budget_and_a_replacement_that_st
     cluster.create(budget("all-three", "engine", 3))
     async with controlled(cluster, tmp_path) as fleet:
         names = await fleet.until_ready(3)
+
+        async def is_counted() -> bool:
+            status = cluster.get("PodDisruptionBudget", "all-three").get("status", {})
+            return bool(status.get("currentHealthy") == 3)
+
+        await until(is_counted, "the budget has counted its pods")
         smaller = await fleet.act("scale chat --to 2", dry_run=True)
         assert "all-three" in smaller.error
         inputs = {"node": names[0], "replacement": "fresh", "pool": "chat"}

@@ -93,7 +93,7 @@ def test_the_five_commands_an_upgrade_and_the_end_of_it(plane: ControlPlane, tmp
     everything = shell.found("-n fleetctl", "deployments,statefulsets,services,configmaps,roles,poddisruptionbudgets")
     assert {
         *("StatefulSet/fleetctl-controller", "StatefulSet/fleetctl-gateway", "Deployment/fleetctl-engine"),
-        *("Service/fleetctl-gateway", "ConfigMap/fleetctl-settings", "Role/fleetctl-fleet"),
+        *("Service/fleetctl-gateway", "Role/fleetctl-fleet"),
         "PodDisruptionBudget/fleetctl-engine",
     } <= everything
     secret = json.loads(shell.run("kubectl -n fleetctl get secret fleetctl-tokens -o json"))
