@@ -55,6 +55,17 @@ def test_bad_file_names_the_file_and_the_key(tmp_path: Path, text: str, words: s
     assert words in error.value.message
 
 
+def test_pods_can_only_want_a_key_that_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("providers: {kubernetes: {api_key: chat}}\n")
+    with pytest.raises(BadInputError, match=r"providers\.kubernetes\.api_key: fleet\.api_keys has no chat"):
+        load_settings(path)
+    path.write_text("providers: {kubernetes: {api_key: chat}}\nfleet: {api_keys: {chat: {env: CHAT_KEY}}}\n")
+    pods = load_settings(path).providers.kubernetes
+    assert pods is not None
+    assert pods.api_key == "chat"
+
+
 def test_config_show_masks_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ class FleetSeries(Collector):
         self._deep_checks = deep_checks
         self._store = store
         self._changes = changes
-        self.more: Callable[[], Iterable[FleetSample]] = tuple
+        self.more: Callable[[], Iterable[FleetSample]] = lambda: ()
         """What others know of nodes: given once they are there."""
         self._limits_read_at = -math.inf
         self._appender = store.appender()

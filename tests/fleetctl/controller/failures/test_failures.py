@@ -225,12 +225,12 @@ async def test_an_incident_is_told_when_its_nodes_host_is_a_lemon(state_dir: Pat
         assert await controller.failures.offence("nobody", 0.0) == ""
         assert not list(controller.failures.ratio_series()), "nobody counted yet"
         await controller.failures.count()
-        (told,) = controller.failures.ratio_series()  # of its SKU nobody knows anything: no sample
-        assert (told.name, told.more) == ("fleet_failure_ratio_low", (("by", "host"),))
-        assert told.value > 1
+        (ratio,) = controller.failures.ratio_series()  # of its SKU nobody knows anything: no sample
+        assert (ratio.name, ratio.more) == ("fleet_failure_ratio_low", (("by", "host"),))
+        assert ratio.value > 1
         await controller.loops.run_turn("fleet-series")
         (asked,) = evaluate("fleet_failure_ratio_low", controller.store, controller.clock.now())
-        assert (asked.labels["node"], asked.value) == ("node-1", told.value)
+        assert (asked.labels["node"], asked.value) == ("node-1", ratio.value)
 
 
 def test_what_is_told_of_a_group_is_what_is_sure() -> None:

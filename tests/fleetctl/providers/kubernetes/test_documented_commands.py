@@ -40,7 +40,8 @@ esac
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     if kube_tool("kubectl") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"kubectl is not installed: {HOW_TO_GET_THEM}")
+        words = f"kubectl is not installed: {HOW_TO_GET_THEM}"
+        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
     made = ControlPlane.start(tmp_path / "plane")
     yield made
     made.stop()
