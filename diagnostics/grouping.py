@@ -187,7 +187,8 @@ def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
     It does when it is of a kind with one of the incident's alerts, when the cause that the incident was given can be
     behind it, or when it began with the incident: `NEAR_S` before or after its onset, and not after its last alert, so
     that no chain of alerts reaches from one fault to the next. What stands alone (wrong answers beside a slow pool) is
-    of its own kind, or of the cause of its own node. Alerts from outside, of which we know no kind, belong to what goes on where they point.
+    of its own kind, or of the cause of its own node. Alerts from outside, of which we know no kind, belong to what goes
+    on where they point.
     """
     if is_symptom(incident, alert, kinds, explains or {}):
         return True
