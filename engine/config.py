@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from engine.gguf.header import is_gguf
 from engine.protocol.core_config import MAX_SPECULATIVE_TOKENS
 from engine.text.tool_formats import PARSERS, ToolFormatName
 from engine.trace_config import BadEndpointError, trace_endpoint
@@ -45,6 +46,7 @@ class NodeConfig:
     drain_timeout_s: float = 30.0
     runner: Literal["torch", "fake"] = "torch"
     dtype: str = "auto"
+    quantization: Literal["int8", "int4"] | None = None
     num_threads: int | None = None
     max_model_len: int | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
@@ -85,7 +87,12 @@ class NodeConfig:
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `serve`, in groups; `config_from_args` reads them."""
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="DIR", required=True, help="directory in Hugging Face's layout")
+    model.add_argument(
+        "--model",
+        metavar="DIR",
+        required=True,
+        help="directory in Hugging Face's layout, or a GGUF file or its directory",
+    )
     model.add_argument("--served-model-name", metavar="NAME", nargs="+", help="names in the API; default: DIR's name")
     model.add_argument("--revision", default="", help="which version of the model or configuration this node runs")
     model.add_argument(
@@ -93,6 +100,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
         help="of weights and KV cache; auto: as stored, on a CPU float32 in place of float16",
+    )
+    model.add_argument(
+        "--quantization",
+        choices=("int8", "int4"),
+        help="round the matrices to so many bits at load, on a CPU; default: as stored (a GGUF file's blocks stay so)",
     )
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
@@ -269,9 +281,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def config_from_args(args: argparse.Namespace) -> NodeConfig:
     """Checks what argparse read. Raises BadConfigError."""
     model_dir = Path(args.model)
-    if not model_dir.is_dir():
+    if not model_dir.is_dir() and not is_gguf(model_dir):
         raise BadConfigError(
-            f"--model {model_dir}: no such directory; `fleetctl-node make-model DIR` makes a small one"
+            f"--model {model_dir}: no such directory or GGUF file; `fleetctl-node make-model DIR` makes a small one"
         )
     for option, lowest in _POSITIVE.items():
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
@@ -296,7 +308,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         )
     return NodeConfig(
         model_dir=model_dir,
-        served_model_names=tuple(args.served_model_name or (model_dir.resolve().name,)),
+        served_model_names=tuple(args.served_model_name or (_name_of(model_dir),)),
         node_name=args.node_name or _host_name(),
         host=args.host,
         port=args.port,
@@ -309,6 +321,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         drain_timeout_s=args.drain_timeout,
         runner=args.runner,
         dtype=args.dtype,
+        quantization=args.quantization,
         num_threads=args.num_threads,
         max_model_len=args.max_model_len,
         generation_config=args.generation_config,
@@ -371,6 +384,11 @@ def _traces_endpoint(option: str | None) -> str | None:
         return trace_endpoint(option, os.environ)
     except BadEndpointError as exc:
         raise BadConfigError(str(exc)) from exc
+
+
+def _name_of(model: Path) -> str:
+    path = model.resolve()
+    return path.stem if is_gguf(path) else path.name
 
 
 def _host_name() -> str:

@@ -130,6 +130,7 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         model_dir=str(config.model_dir),
         runner=config.runner,
         dtype=config.dtype,
+        quantization=config.quantization,
         num_threads=config.num_threads,
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,

@@ -40,6 +40,7 @@ EFFECTIVE = "effective.json"  # the settings of what `up` started, under the sta
 STOP_FIRST = ("controller", "gateway")
 GRACE_S = {"controller": 10.0, "gateway": 5.0}
 NODE_GRACE_S = 5.0
+PUBLISHED_MODELS = ("smollm2",)  # that the engine fetches by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +239,8 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
         raise BadInputError(f"the engine is not installed here: {missing} is missing", remedy=INSTALL_ENGINE)
     engine = [sys.executable, "-m", "fleetctl.node"]
     directory = settings.fleet.model_dir
+    if directory is None and settings.fleet.model in PUBLISHED_MODELS:
+        return _fetched_model(engine, settings.fleet.model)
     if directory is None:
         directory = settings.state_dir / "models" / "demo"
         tell(f"model: {directory}")
@@ -247,13 +250,25 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
         if made.returncode != 0:
             raise FleetctlError(f"{directory}: the small model could not be made (see above)")
         return directory
-    if not directory.is_dir():
-        raise BadInputError(f"{directory}: no such model directory", remedy=f"fleetctl-node make-model {directory}")
+    if not directory.exists():
+        raise BadInputError(
+            f"{directory}: no such model directory or GGUF file", remedy=f"fleetctl-node make-model {directory}"
+        )
     checked = subprocess.run([*engine, "check", str(directory)], check=False, capture_output=True, text=True)
     if checked.returncode != 0:
         words = (checked.stderr.strip() or checked.stdout.strip()).splitlines()
         raise BadInputError(words[0].removeprefix("error: ") if words else f"{directory}: not a usable model")
     return directory
+
+
+def _fetched_model(engine: list[str], name: str) -> Path:
+    """A published model's directory; its bar and what goes wrong are the engine's, on stderr."""
+    fetched = subprocess.run([*engine, "get-model", name], check=False, stdout=subprocess.PIPE, text=True)
+    if fetched.returncode in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if fetched.returncode != 0:
+        raise FleetctlError(f"{name}: the model could not be fetched (see above)")
+    return Path(fetched.stdout.strip())
 
 
 def make_tokens(settings: Settings) -> None:

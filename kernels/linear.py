@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from kernels.block_weight import GROUP, BlockWeight, quantised
 from kernels.cpu import amx
+from kernels.cpu.block_matrix import BlockMatrix
 from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.tile_matrix import TileMatrix
@@ -25,6 +29,20 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
         return TileMatrix(weight, is_gated=is_gated)
     return VectorMatrix(weight, is_gated=is_gated)
+
+
+def pack_blocks(
+    weight: Tensor | BlockWeight, dtype: torch.dtype, kind: Literal["int8", "int4"] | None, *, is_gated: bool = False
+) -> Weight:
+    """The weight as blocks, for inputs of `dtype` on a CPU: those that it is, or else rounded to `kind`.
+
+    Without a kind, and where its rows are no whole blocks, a tensor is packed as it is.
+    """
+    if isinstance(weight, BlockWeight):
+        return BlockMatrix(weight, dtype, is_gated=is_gated)
+    if kind is None or weight.shape[1] % GROUP or not has_kernels(weight):
+        return pack(weight, is_gated=is_gated)
+    return BlockMatrix(quantised(weight, kind), dtype, is_gated=is_gated)
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:

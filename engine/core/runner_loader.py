@@ -142,6 +142,11 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     if device.startswith("cuda"):
         find_triton_cache()
     dtype = auto_dtype(model.config.dtype, device) if config.dtype == "auto" else config.dtype
+    if config.quantization is not None and (device != "cpu" or dtype == "float16"):
+        raise ValueError(
+            f"--quantization {config.quantization}: its kernels are a CPU's, in float32 and bfloat16; "
+            f"leave it out for {dtype} on {device}"
+        )
     limits = limits_of(
         config,
         num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
@@ -157,6 +162,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         block_size=limits.block_size,
         device=device,
         dtype=dtype,
+        quantization=config.quantization,
         num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import structlog
 import torch
@@ -80,6 +81,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
+        quantization: Literal["int8", "int4"] | None = None,
         num_threads: int | None = None,
         progress: Progress | None = None,
         grammars: GrammarCompiler | None = None,
@@ -108,7 +110,13 @@ class ModelRunner:
         self._mask_worker = MaskWorker()
         shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
         try:
-            weights = load_weights(model, dtype=self._dtype, device=str(self._device), progress=self._progress)
+            weights = load_weights(
+                model,
+                dtype=self._dtype,
+                device=str(self._device),
+                quantization=quantization,
+                progress=self._progress,
+            )
             self._kv_shape = (self._config.num_layers, 2, *shape)
             self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
             self._kv, self._host_kv = self._new_kv()

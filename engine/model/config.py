@@ -100,8 +100,6 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
     act = tree.get("hidden_act", "silu")
     if act != "silu":
         raise BadConfigError(f"hidden_act: {act!r} is not supported; silu is")
-    if tree.get("quantization_config"):
-        raise BadConfigError("quantization_config: quantised weights are not supported; use the unquantised model")
     layers = _count(tree, "num_hidden_layers", MAX_LAYERS)
     hidden = _count(tree, "hidden_size", MAX_WIDTH)
     heads = _count(tree, "num_attention_heads", MAX_WIDTH)

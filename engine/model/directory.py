@@ -1,4 +1,4 @@
-"""A Hugging Face model directory, checked before anything is loaded: configuration, weights, checksums, sizes.
+"""A Hugging Face model directory or a GGUF file, checked before anything is loaded: configuration, weights, checksums.
 
 Everything that can be wrong with the files is found here, with the path and the remedy, before memory is taken.
 Free of torch: the API process and `fleetctl-node check` read directories too.
@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.gguf.header import BadGgufError, find_gguf
 from engine.model.config import BadConfigError, ModelConfig, parse_config
+from engine.model.gguf_model import open_gguf
+from engine.model.packed_weights import PackedFormat, packed_format, packed_shape
 from engine.model.safetensors_header import BadHeaderError, TensorInfo, read_header
 from engine.model.tensor_names import expected_tensors, unexpected_tensors
 
@@ -43,7 +46,7 @@ class BadModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelDir:
-    """A checked directory. `files` maps each tensor that loading reads to the safetensors file that holds it."""
+    """A checked directory or GGUF file. `files` maps each tensor that loading reads to the file that holds it."""
 
     path: Path
     config: ModelConfig
@@ -51,36 +54,58 @@ class ModelDir:
     weight_bytes: int  # as stored
     revision: str  # 12 hex digits that change when any file's content (with a manifest) or size changes
     is_verified: bool  # a manifest was there and every checksum agreed
+    packed: PackedFormat | None = None  # how matrices lie whose parts, and not themselves, are in `files`
 
 
 def open_model(path: Path | str, *, verify: bool = True, progress: Progress | None = None) -> ModelDir:
-    """Checks a directory and returns what loading needs. Takes no memory for weights.
+    """Checks a directory or a GGUF file and returns what loading needs. Takes no memory for weights.
 
     `verify` compares every file in `manifest.json` with its sha256, when there is a manifest; `progress` is called
     with ("verifying", 0 to 1). Raises BadModelError.
     """
     directory = Path(path)
-    if not directory.is_dir():
+    if not directory.is_dir() and not directory.is_file():
         raise BadModelError(
             directory,
             "no such directory",
-            "give a Hugging Face model directory, or make one: fleetctl-node make-model",
+            "give a Hugging Face model directory or a GGUF file, or make one: fleetctl-node make-model",
         )
-    manifest = _read_manifest(directory)
+    manifest = _read_manifest(directory) if directory.is_dir() else None
     if manifest is not None:
         _check_manifest(directory, manifest, verify, progress)
-    config = _read_config(directory)
+    try:
+        gguf = find_gguf(directory)
+    except BadGgufError as exc:
+        raise BadModelError(directory, str(exc), "give the one to serve itself") from exc
+    if gguf is not None:
+        return _open_gguf(gguf, is_verified=manifest is not None and verify)
+    if not directory.is_dir():
+        raise BadModelError(directory, "no model: a file that is served ends in .gguf", FETCH_AGAIN)
+    config, packed = _read_config(directory)
     files, tensors = _find_tensors(directory)
-    _check_tensors(directory, config, files, tensors)
-    wanted = {name: files[name] for name in expected_tensors(config)}
+    whole, parts = _joined(config, packed, tensors)
+    _check_tensors(directory, config, {**files, **{name: files[own[0]] for name, own in parts.items()}}, whole)
+    needed = [part for name in expected_tensors(config) for part in parts.get(name, (name,))]
+    wanted = {name: files[name] for name in needed}
     return ModelDir(
         path=directory,
         config=config,
         files=wanted,
-        weight_bytes=sum(tensors[name].num_bytes for name in wanted),
+        weight_bytes=sum(tensors[name].num_bytes for name in needed),
         revision=_revision(directory, manifest, set(files.values())),
         is_verified=manifest is not None and verify,
+        packed=packed,
     )
+
+
+def _open_gguf(path: Path, *, is_verified: bool) -> ModelDir:
+    try:
+        model = open_gguf(path)
+    except (BadGgufError, BadConfigError, OSError) as exc:
+        raise BadModelError(path, str(exc), "copy or convert the file again, or serve another one") from exc
+    files = dict.fromkeys(expected_tensors(model.config), path)
+    _check_tensors(path, model.config, files, model.tensors, "its metadata")
+    return ModelDir(path, model.config, files, model.weight_bytes, model.revision, is_verified)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
@@ -135,10 +160,28 @@ def _read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _read_config(directory: Path) -> ModelConfig:
+def _joined(
+    config: ModelConfig, packed: PackedFormat | None, tensors: Mapping[str, TensorInfo]
+) -> tuple[dict[str, TensorInfo], dict[str, tuple[str, ...]]]:
+    """The tensors as loading gives them, and the parts of those that are packed."""
+    parts: dict[str, tuple[str, ...]] = {}
+    whole = dict(tensors)
+    for name in expected_tensors(config) if packed is not None else ():
+        own = packed.parts(name) if packed is not None and name.endswith(".weight") else ()
+        if name in tensors or not own or not all(part in tensors for part in own):
+            continue
+        assert packed is not None
+        parts[name] = own
+        stored = sum(whole.pop(part).num_bytes for part in own)
+        whole[name] = TensorInfo("F32", packed_shape(packed, tensors[own[0]].shape), stored)
+    return whole, parts
+
+
+def _read_config(directory: Path) -> tuple[ModelConfig, PackedFormat | None]:
     path = directory / "config.json"
     try:
-        return parse_config(_read_json(path))
+        tree = _read_json(path)
+        return parse_config(tree), packed_format(tree)
     except BadConfigError as exc:
         raise BadModelError(path, str(exc), "serve another model, or correct the file") from exc
 
@@ -221,14 +264,18 @@ def _header(shard: Path, index: Path | None) -> dict[str, TensorInfo]:
 
 
 def _check_tensors(
-    directory: Path, config: ModelConfig, files: Mapping[str, Path], tensors: Mapping[str, TensorInfo]
+    directory: Path,
+    config: ModelConfig,
+    files: Mapping[str, Path],
+    tensors: Mapping[str, TensorInfo],
+    source: str = "config.json",
 ) -> None:
     for name, shape in expected_tensors(config).items():
         found = tensors.get(name)
         if found is None:
-            raise BadModelError(directory, f"no tensor {name}, which config.json calls for", FETCH_AGAIN)
+            raise BadModelError(directory, f"no tensor {name}, which {source} calls for", FETCH_AGAIN)
         if found.shape != shape:
-            problem = f"tensor {name} is {list(found.shape)}, config.json calls for {list(shape)}"
+            problem = f"tensor {name} is {list(found.shape)}, {source} calls for {list(shape)}"
             raise BadModelError(files[name], problem, "config and weights must be of one model")
         if found.dtype not in FLOAT_DTYPES:
             raise BadModelError(files[name], f"tensor {name} is {found.dtype}", "serve the unquantised model")

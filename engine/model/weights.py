@@ -1,4 +1,4 @@
-"""Weights in memory, fused as the decoder reads them; their loading from safetensors files, and their offloading.
+"""Weights in memory, fused as the decoder reads them; their loading from files, and their offloading.
 
 Projections that read the same input are one matrix: query, key and value; gate and up. Each tensor is read from its
 file straight into its place, so loading needs no second copy of the model.
@@ -9,23 +9,32 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from engine.gguf.header import is_gguf
 from engine.model.config import ModelConfig
 from engine.model.directory import ModelDir
+from engine.model.gguf_tensors import GgufTensors
+from engine.model.packed_tensors import unpacked
 from engine.model.tensor_names import expert_names, layer_prefix, router_name
-from kernels.linear import Weight, pack
+from kernels.block_weight import BlockWeight, Kind, empty_blocks
+from kernels.linear import Weight, pack, pack_blocks
+
+Quantization = Literal["int8", "int4"]
+BLOCK_DTYPES = (torch.float32, torch.bfloat16)  # of what is multiplied with blocks
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(slots=True)
 class DenseWeights:
     """A gated feed-forward network."""
 
-    gate_up: Weight  # [2 x intermediate, hidden]
-    down: Weight  # [hidden, intermediate]
+    gate_up: Weight | BlockWeight  # [2 x intermediate, hidden]
+    down: Weight | BlockWeight  # [hidden, intermediate]
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
@@ -44,8 +53,8 @@ class LayerWeights:
     """One layer. Norms are [hidden], those of heads [head_dim]; biases are as long as their matrix has rows."""
 
     input_norm: Tensor
-    qkv: Weight  # [(heads + 2 x kv heads) x head_dim, hidden]
-    output: Weight  # [hidden, heads x head_dim]
+    qkv: Weight | BlockWeight  # until it is packed; [(heads + 2 x kv heads) x head_dim, hidden]
+    output: Weight | BlockWeight  # [hidden, heads x head_dim]
     mlp_norm: Tensor
     mlp: DenseWeights | ExpertWeights
     qkv_bias: Tensor | None = None
@@ -59,26 +68,37 @@ class DecoderWeights:
     """All of a model, in one dtype on one device."""
 
     embedding: Tensor  # [vocab, hidden]
-    head: Weight  # [vocab, hidden]; the embedding itself when tied and not packed
+    head: Weight | BlockWeight  # [vocab, hidden]; the embedding itself when tied and not packed
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
+    quantization: Quantization | None = None  # what matrices are rounded to when they are packed
 
     def pack(self) -> None:
         """Puts every matrix into the layout that this CPU multiplies fastest from, one after the other.
 
         Needs the memory of one matrix more, and that of the head again when it is tied to the embedding. What can't
-        be packed stays as it is.
+        be packed stays as it is. Of quantised models the router is not rounded, which decides rather than computes, and
+        the head to no fewer than eight bits: its error is the logits' own.
         """
-        self.head = _packed(self.head)
+        dtype, kind = self.embedding.dtype, self.quantization
+
+        def packed(weight: Weight | BlockWeight, *, is_gated: bool = False) -> Weight:
+            if not isinstance(weight, Tensor | BlockWeight):
+                return weight  # it is packed
+            return pack_blocks(weight, dtype, kind, is_gated=is_gated)
+
+        if isinstance(self.head, Tensor | BlockWeight):
+            self.head = pack_blocks(self.head, dtype, kind and "int8")
         for layer in self.layers:
-            layer.qkv, layer.output = _packed(layer.qkv), _packed(layer.output)
+            layer.qkv, layer.output = packed(layer.qkv), packed(layer.output)
             mlp = layer.mlp
             if isinstance(mlp, DenseWeights):
-                mlp.gate_up, mlp.down = _packed(mlp.gate_up, is_gated=True), _packed(mlp.down)
+                mlp.gate_up, mlp.down = packed(mlp.gate_up, is_gated=True), packed(mlp.down)
             else:
-                mlp.router = _packed(mlp.router)
-                mlp.gate_up = [_packed(weight, is_gated=True) for weight in mlp.gate_up]
-                mlp.down = [_packed(weight) for weight in mlp.down]
+                if isinstance(mlp.router, Tensor):
+                    mlp.router = pack(mlp.router)
+                mlp.gate_up = [packed(weight, is_gated=True) for weight in mlp.gate_up]
+                mlp.down = [packed(weight) for weight in mlp.down]
 
     def tensors(self) -> list[Tensor]:
         """Every tensor once, whatever reads it. Packed matrices, which only a CPU has, are left out."""
@@ -93,10 +113,6 @@ class DecoderWeights:
             elif isinstance(part, LayerWeights | DenseWeights | ExpertWeights):
                 pending += [getattr(part, field.name) for field in fields(part)]
         return list({tensor.data_ptr(): tensor for tensor in found}.values())
-
-
-def _packed(weight: Weight, *, is_gated: bool = False) -> Weight:
-    return pack(weight, is_gated=is_gated) if isinstance(weight, Tensor) else weight
 
 
 class OffloadedWeights:
@@ -129,101 +145,163 @@ class OffloadedWeights:
 
 
 def load_weights(
-    model: ModelDir, *, dtype: torch.dtype, device: str, progress: Callable[[str, float], None] | None = None
+    model: ModelDir,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    quantization: Quantization | None = None,
+    progress: Callable[[str, float], None] | None = None,
 ) -> DecoderWeights:
-    """The model's weights in `dtype` on `device`. `progress` is called with ("loading", 0 to 1)."""
-    weights, places = _allocate(model.config, dtype, device)
-    by_file = defaultdict(list)
+    """The model's weights in `dtype` on `device`. `progress` is called with ("loading", 0 to 1).
+
+    On a CPU the matrices of a GGUF file stay in its blocks where there are kernels for them; `quantization` is what the
+    others are rounded to when they are packed.
+    """
+    kind_of = _block_kinds(model) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
+    weights, places = _allocate(model.config, dtype, device, kind_of)
+    weights.quantization = quantization
+    by_file, packed, done = defaultdict(list), [], 0
     for name in places:
-        by_file[model.files[name]].append(name)
-    done = 0
+        if name in model.files:
+            by_file[model.files[name]].append(name)
+        else:
+            packed.append(name)
     for path in sorted(by_file):
-        with safe_open(path, framework="pt") as file:
+        with GgufTensors(path) if is_gguf(path) else safe_open(path, framework="pt") as file:
             for name in by_file[path]:
-                places[name].copy_(file.get_tensor(name))
+                for place in places[name]:
+                    is_block = isinstance(place, BlockWeight)
+                    place.copy_(file.get_blocks(name) if is_block else file.get_tensor(name))
                 done += 1
                 if progress is not None:
                     progress("loading", done / len(places))
+    for name in packed:
+        found = _unpacked(model, name)
+        for place in places[name]:
+            place.copy_(found)
+        done += 1
+        if progress is not None:
+            progress("loading", done / len(places))
     return weights
 
 
-def _allocate(config: ModelConfig, dtype: torch.dtype, device: str) -> tuple[DecoderWeights, dict[str, Tensor]]:
-    """Empty weights, and for each stored tensor the part of them that it fills."""
-    places: dict[str, Tensor] = {}
+def _unpacked(model: ModelDir, name: str) -> Tensor:
+    """A matrix whose parts are in the files, which may be several."""
+    parts = []
+    for part in model.packed.parts(name):
+        with safe_open(model.files[part], framework="pt") as file:
+            parts.append(file.get_tensor(part))
+    return unpacked(model.packed, parts)
 
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
 
-    embedding = new(config.vocab_size, config.hidden_size)
-    head = embedding if config.tied_embeddings else new(config.vocab_size, config.hidden_size)
-    weights = DecoderWeights(embedding, head, new(config.hidden_size))
-    places["model.embed_tokens.weight"], places["model.norm.weight"] = embedding, weights.final_norm
+def _no_blocks(names: list[str]) -> Kind | None:
+    return None
+
+
+def _block_kinds(model: ModelDir) -> Callable[[list[str]], Kind | None]:
+    """What blocks the tensors of a fused matrix lie in; None unless all lie in the same."""
+    if not is_gguf(model.path):
+        return _no_blocks
+    file = GgufTensors(model.path)
+
+    def kind_of(names: list[str]) -> Kind | None:
+        kinds = {file.block_kind(name) for name in names}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    return kind_of
+
+
+class _Places:
+    """Empty tensors, and for each stored one the parts of them that it fills."""
+
+    def __init__(self, dtype: torch.dtype, device: str, kind_of: Callable[[list[str]], Kind | None]) -> None:
+        self._dtype, self._device, self._kind_of = dtype, device, kind_of
+        self.by_name: dict[str, list[Tensor | BlockWeight]] = defaultdict(list)
+
+    def new(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def vector(self, size: int, *names: str, parts: list[int] | None = None) -> Tensor:
+        """A vector that these are the parts of, one after the other."""
+        whole = self.new(size)
+        for name, part in zip(names, whole.split(parts or size), strict=True):
+            self.by_name[name].append(part)
+        return whole
+
+    def matrix(self, rows: int, width: int, *names: str, parts: list[int] | None = None) -> Tensor | BlockWeight:
+        """A matrix that these are the rows of, one after the other: in blocks if all of them are."""
+        kind = self._kind_of(list(names))
+        whole = self.new(rows, width) if kind is None else empty_blocks(rows, width, kind)
+        for name, part in zip(names, whole.split(parts or rows), strict=True):
+            self.by_name[name].append(part)
+        return whole
+
+
+def _allocate(
+    config: ModelConfig, dtype: torch.dtype, device: str, kind_of: Callable[[list[str]], Kind | None]
+) -> tuple[DecoderWeights, dict[str, list[Tensor | BlockWeight]]]:
+    """Empty weights, and for each stored tensor the parts of them that it fills."""
+    places = _Places(dtype, device, kind_of)
+    embedding, head = places.new(config.vocab_size, config.hidden_size), None
+    places.by_name[EMBEDDING].append(embedding)
     if not config.tied_embeddings:
-        places["lm_head.weight"] = head
+        head = places.matrix(config.vocab_size, config.hidden_size, "lm_head.weight")
+    elif kind_of([EMBEDDING]) is not None:  # looked up as numbers, multiplied as blocks
+        head = places.matrix(config.vocab_size, config.hidden_size, EMBEDDING)
+    norm = places.vector(config.hidden_size, "model.norm.weight")
+    weights = DecoderWeights(embedding, embedding if head is None else head, norm)
     for i in range(config.num_layers):
-        weights.layers.append(_allocate_layer(config, i, new, places))
-    return weights, places
+        weights.layers.append(_allocate_layer(config, i, places))
+    return weights, places.by_name
 
 
-def _allocate_layer(
-    config: ModelConfig, index: int, new: Callable[..., Tensor], places: dict[str, Tensor]
-) -> LayerWeights:
+def _allocate_layer(config: ModelConfig, index: int, places: _Places) -> LayerWeights:
     prefix, hidden = layer_prefix(index), config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    own = f"{prefix}self_attn."
+    projections, sizes = [f"{own}{name}_proj" for name in "qkv"], [q, kv, kv]
     layer = LayerWeights(
-        input_norm=new(hidden),
-        qkv=new(q + 2 * kv, hidden),
-        output=new(hidden, q),
-        mlp_norm=new(hidden),
-        mlp=_allocate_experts(config, index, new, places)
-        if config.has_experts(index)
-        else _allocate_dense(config, index, new, places),
+        input_norm=places.vector(hidden, f"{prefix}input_layernorm.weight"),
+        qkv=places.matrix(q + 2 * kv, hidden, *(f"{name}.weight" for name in projections), parts=sizes),
+        output=places.matrix(hidden, q, f"{own}o_proj.weight"),
+        mlp_norm=places.vector(hidden, f"{prefix}post_attention_layernorm.weight"),
+        mlp=(_allocate_experts if config.has_experts(index) else _allocate_dense)(config, index, places),
     )
-    places[f"{prefix}input_layernorm.weight"] = layer.input_norm
-    places[f"{prefix}post_attention_layernorm.weight"] = layer.mlp_norm
-    places[f"{prefix}self_attn.o_proj.weight"] = layer.output
-    for name, part in zip("qkv", layer.qkv.split([q, kv, kv]), strict=True):
-        places[f"{prefix}self_attn.{name}_proj.weight"] = part
     if config.qkv_bias:
-        layer.qkv_bias = new(q + 2 * kv)
-        for name, part in zip("qkv", layer.qkv_bias.split([q, kv, kv]), strict=True):
-            places[f"{prefix}self_attn.{name}_proj.bias"] = part
+        layer.qkv_bias = places.vector(q + 2 * kv, *(f"{name}.bias" for name in projections), parts=sizes)
     if config.output_bias:
-        layer.output_bias = places[f"{prefix}self_attn.o_proj.bias"] = new(hidden)
+        layer.output_bias = places.vector(hidden, f"{own}o_proj.bias")
     if config.qk_norm:
-        layer.q_norm = places[f"{prefix}self_attn.q_norm.weight"] = new(config.head_dim)
-        layer.k_norm = places[f"{prefix}self_attn.k_norm.weight"] = new(config.head_dim)
+        layer.q_norm = places.vector(config.head_dim, f"{own}q_norm.weight")
+        layer.k_norm = places.vector(config.head_dim, f"{own}k_norm.weight")
     return layer
 
 
-def _allocate_dense(
-    config: ModelConfig, index: int, new: Callable[..., Tensor], places: dict[str, Tensor]
-) -> DenseWeights:
-    prefix, width, hidden = layer_prefix(index), config.intermediate_size, config.hidden_size
-    dense = DenseWeights(gate_up=new(2 * width, hidden), down=new(hidden, width))
-    places[f"{prefix}mlp.gate_proj.weight"], places[f"{prefix}mlp.up_proj.weight"] = dense.gate_up.split(width)
-    places[f"{prefix}mlp.down_proj.weight"] = dense.down
+def _allocate_dense(config: ModelConfig, index: int, places: _Places) -> DenseWeights:
+    prefix, width, hidden = f"{layer_prefix(index)}mlp.", config.intermediate_size, config.hidden_size
+    gate, up, down = (f"{prefix}{name}_proj" for name in ("gate", "up", "down"))
+    dense = DenseWeights(
+        gate_up=places.matrix(2 * width, hidden, f"{gate}.weight", f"{up}.weight", parts=[width, width]),
+        down=places.matrix(hidden, width, f"{down}.weight"),
+    )
     if config.mlp_bias:
-        dense.gate_up_bias, dense.down_bias = new(2 * width), new(hidden)
-        gate, up = dense.gate_up_bias.split(width)
-        places[f"{prefix}mlp.gate_proj.bias"], places[f"{prefix}mlp.up_proj.bias"] = gate, up
-        places[f"{prefix}mlp.down_proj.bias"] = dense.down_bias
+        dense.gate_up_bias = places.vector(2 * width, f"{gate}.bias", f"{up}.bias", parts=[width, width])
+        dense.down_bias = places.vector(hidden, f"{down}.bias")
     return dense
 
 
-def _allocate_experts(
-    config: ModelConfig, index: int, new: Callable[..., Tensor], places: dict[str, Tensor]
-) -> ExpertWeights:
+def _allocate_experts(config: ModelConfig, index: int, places: _Places) -> ExpertWeights:
     moe, hidden = config.moe, config.hidden_size
     width = moe.intermediate_size
     experts = ExpertWeights(
-        router=new(moe.num_experts, hidden),
-        gate_up=new(moe.num_experts, 2 * width, hidden),
-        down=new(moe.num_experts, hidden, width),
+        router=places.new(moe.num_experts, hidden),
+        gate_up=places.new(moe.num_experts, 2 * width, hidden),
+        down=places.new(moe.num_experts, hidden, width),
     )
-    places[router_name(config, index)] = experts.router
+    places.by_name[router_name(config, index)].append(experts.router)
     for i in range(moe.num_experts):
         gate, up, down = expert_names(config, index, i)
-        places[gate], places[up] = experts.gate_up[i].split(width)
-        places[down] = experts.down[i]
+        for name, part in zip((gate, up), experts.gate_up[i].split(width), strict=True):
+            places.by_name[name].append(part)
+        places.by_name[down].append(experts.down[i])
     return experts

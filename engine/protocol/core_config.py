@@ -17,6 +17,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runner: Literal["torch", "fake"] = "torch"
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
+    quantization: Literal["int8", "int4"] | None = None  # what matrices are rounded to at load; None: as stored
     num_threads: int | None = None  # None: one for each physical core, 1 for small models
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`

@@ -1,6 +1,7 @@
 """Text to token ids, chat messages to text, and the bytes that each token id stands for.
 
-Reads `tokenizer.json` (and the chat template beside it) of a model directory through the tokenizers library. The
+Reads `tokenizer.json` (and the chat template beside it) of a model directory, or the metadata of a GGUF file, through
+the tokenizers library. The
 table of bytes is what the detokenizer works on, so that text never depends on how tokens were grouped into steps.
 Free of torch.
 """
@@ -21,6 +22,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
+from engine.gguf.config_tree import eos_token_ids as end_token_ids
+from engine.gguf.header import BadGgufError, find_gguf, is_gguf, read_gguf
+from engine.text.gguf_tokenizer import build_tokenizer
 from engine.text.tool_formats import ToolFormatName, detect_format
 
 
@@ -117,19 +121,15 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Reads the tokenizer of a model directory. Raises BadTokenizerError."""
+    """Reads the tokenizer of a model directory or a GGUF file. Raises BadTokenizerError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: its threads would only stand by
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise BadTokenizerError(f"{path}: missing; a model directory needs the fast tokenizer file")
+    rust, settings, path, eos_token_ids = _read(directory)
     try:
-        rust = RustTokenizer.from_file(str(path))
         state = json.loads(rust.to_str())
-    except Exception as exc:  # the library raises bare Exception for a bad file
+    except Exception as exc:  # the library raises bare Exception
         raise BadTokenizerError(f"{path}: {exc}") from exc
     rust.no_truncation()
     rust.no_padding()
-    settings = _read_json(directory / "tokenizer_config.json")
     added = rust.get_added_tokens_decoder()
     specials = {token_id: token.content for token_id, token in added.items() if token.special}
     names = {
@@ -142,13 +142,37 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         rust=rust,
         token_bytes=token_bytes,
         special_texts=specials,
-        template=_chat_template(directory, settings),
-        tool_template=_chat_template(directory, settings, "tool_use"),
-        tool_format=detect_format(_template_source(directory, settings, "tool_use")[0] or ""),
+        template=_chat_template(path, settings),
+        tool_template=_chat_template(path, settings, "tool_use"),
+        tool_format=detect_format(_template_source(path, settings, "tool_use")[0] or ""),
         template_names={key: text for key, text in names.items() if text is not None},
-        eos_token_ids=_eos_token_ids(directory, rust, names.get("eos_token")),
+        eos_token_ids=eos_token_ids,
         longest_token_bytes=_longest_token_bytes(token_bytes, specials, state),
     )
+
+
+def _read(source: Path) -> tuple[RustTokenizer, Mapping[str, Any], Path, tuple[int, ...]]:
+    """The library's tokenizer, what `tokenizer_config.json` says, the file it came from, and what ends a text."""
+    try:
+        gguf = find_gguf(source)
+    except BadGgufError as exc:
+        raise BadTokenizerError(f"{source}: {exc}; give the one to serve itself") from exc
+    if gguf is not None:
+        try:
+            metadata = read_gguf(gguf).metadata
+            built = build_tokenizer(metadata)
+        except (BadGgufError, OSError) as exc:
+            raise BadTokenizerError(f"{gguf}: {exc}; copy or convert the file again, or serve another one") from exc
+        return built.rust, built.settings, gguf, end_token_ids(metadata)
+    path = source / "tokenizer.json"
+    if not path.is_file():
+        raise BadTokenizerError(f"{path}: missing; a model directory needs the fast tokenizer file")
+    try:
+        rust = RustTokenizer.from_file(str(path))
+    except Exception as exc:  # the library raises bare Exception for a bad file
+        raise BadTokenizerError(f"{path}: {exc}") from exc
+    settings = _read_json(source / "tokenizer_config.json")
+    return rust, settings, path, _eos_token_ids(source, rust, _content(settings.get("eos_token")))
 
 
 def _longest_token_bytes(
@@ -221,20 +245,21 @@ def _from_byte_level(text: str, alphabet: Mapping[str, int]) -> bytes:
         return text.encode()
 
 
-def _template_source(directory: Path, settings: Mapping[str, Any], name: str) -> tuple[str | None, Path]:
-    """The template for this purpose, or the one for all; and its file."""
-    beside = directory / "chat_template.jinja"
-    if beside.is_file():
+def _template_source(path: Path, settings: Mapping[str, Any], name: str) -> tuple[str | None, Path]:
+    """The template for this purpose, or the one for all; and its file. `path`: the tokenizer's own file."""
+    is_own = is_gguf(path)
+    beside = path.parent / "chat_template.jinja"
+    if not is_own and beside.is_file():
         return beside.read_text(encoding="utf-8"), beside
     source: Any = settings.get("chat_template")
     if isinstance(source, list):  # several named templates: "default" is for plain chat
         named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
         source = named.get(name) or named.get("default")
-    return None if source is None else str(source), directory / "tokenizer_config.json"
+    return None if source is None else str(source), path if is_own else path.parent / "tokenizer_config.json"
 
 
-def _chat_template(directory: Path, settings: Mapping[str, Any], name: str = "default") -> jinja2.Template | None:
-    source, where = _template_source(directory, settings, name)
+def _chat_template(path: Path, settings: Mapping[str, Any], name: str = "default") -> jinja2.Template | None:
+    source, where = _template_source(path, settings, name)
     if source is None:
         return None
     environment = ImmutableSandboxedEnvironment(

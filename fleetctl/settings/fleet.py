@@ -74,10 +74,12 @@ class FleetSettings(Section):
 
     model_dir: Path | None = Field(
         default=None,
-        description="Hugging Face directory to serve.",
+        description="Hugging Face directory or GGUF file to serve.",
         json_schema_extra={"default": "a small model, made once under <state_dir>"},
     )
-    model: str = Field(default="demo", description="Name that clients ask for.")
+    model: str = Field(
+        default="demo", description="Name that clients ask for. Without `model_dir`, `smollm2` is fetched and served."
+    )
     pool: str = Field(default="default", description="Pool that its nodes are in.")
     nodes: int = Field(
         default=3,

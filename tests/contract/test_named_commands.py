@@ -317,7 +317,9 @@ def filled(text: str) -> str:
     return text
 
 
-NODE_COMMAND = re.compile(r"(?:fleetctl-node|python -m engine) (serve|drain|check|make-model)\b([^`\n#&>]*)")
+NODE_COMMAND = re.compile(
+    r"(?:fleetctl-node|python -m engine) (serve|drain|check|make-model|get-model|quality)\b([^`\n#&>]*)"
+)
 
 
 def test_every_named_command_of_a_node_can_be_typed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
-from kernels.linear import pack, row_linear
+from kernels.linear import pack, pack_blocks, row_linear
 from kernels.paged_attention import paged_attention
 from kernels.sample_row import SampleRow
 from kernels.sampling import sample
@@ -123,6 +123,12 @@ def _product(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         row_linear(torch.randn(rows, shape[1]).to(dtype), weight)
 
 
+def _block_product(dtype: torch.dtype, kind: Literal["int8", "int4"]) -> None:
+    weight = pack_blocks(torch.randn(130, 160).to(dtype), dtype, kind)
+    for rows in (0, 1, 3, 5, 16, 33, 600):
+        row_linear(torch.randn(rows, 160).to(dtype), weight)
+
+
 def _norm(dtype: torch.dtype) -> None:
     x, weight = torch.ones(9, 33).to(dtype), torch.ones(33).to(dtype)
     rms_norm(x, weight, 1e-5)
@@ -134,6 +140,7 @@ CALLS: dict[str, Callable[[torch.dtype], object]] = {
     "silu_mul": lambda dtype: silu_mul(torch.ones(9, 66).to(dtype)),
     "rope_store": lambda dtype: [_rope(dtype, width) for width in (6, 64)],
     "products": lambda dtype: [_product(dtype, shape) for shape in ((70, 96), (130, 33), (64, 2048))],
+    "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in ("int8", "int4")],
     "attention": lambda dtype: [_attention(dtype, *shape) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1))],
     "draws": lambda dtype: _draws(),
 }

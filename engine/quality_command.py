@@ -1,0 +1,60 @@
+"""`fleetctl-node quality`: a model as it would be served beside the one that it stands for, as a table and a gate."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+from engine.config import BadConfigError
+
+EXIT_GATE = 3  # it was compared, and is outside of a limit
+MAX_TOKENS = 4096
+
+
+def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `quality`."""
+    parser.add_argument("model", metavar="DIR", help="directory or GGUF file that would be served")
+    parser.add_argument("--quantization", choices=("int8", "int4"), help="as it would be served with")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="as `serve` has it")
+    parser.add_argument("--reference", metavar="DIR", help="what it is compared with; default: DIR, not quantised")
+    parser.add_argument("--text", metavar="FILE", help="that both read; default: some pages of our own")
+    parser.add_argument("--max-tokens", metavar="N", type=int, default=MAX_TOKENS, help="of the text (%(default)s)")
+    parser.add_argument("--max-kl", metavar="NATS", type=float, help=f"mean KL above it: exit {EXIT_GATE}")
+    parser.add_argument("--min-agreement", metavar="SHARE", type=float, help=f"agreement below it: exit {EXIT_GATE}")
+
+
+def quality(args: argparse.Namespace) -> int:
+    """Prints the table; 0, or EXIT_GATE. Raises BadConfigError, BadModelError, BadTokenizerError."""
+    from engine.model.quality import Candidate, QualityLimits, compare
+
+    own = Path(args.model)
+    if args.reference is None and args.quantization is None:
+        raise BadConfigError("nothing to compare: give --quantization, or --reference")
+    found = compare(
+        Candidate(own, args.dtype, args.quantization),
+        Candidate(own if args.reference is None else Path(args.reference), args.dtype),
+        _text(args.text),
+        max_tokens=args.max_tokens,
+    )
+    rows = {
+        "tokens": str(found.tokens),
+        "perplexity": f"{found.perplexity:.4f} (reference {found.reference_perplexity:.4f})",
+        "agreement": f"{found.agreement:.2%} of tokens",
+        "mean KL": f"{found.mean_kl:.5f} nats a token",
+        "p99 KL": f"{found.p99_kl:.5f}",
+    }
+    sys.stdout.write("".join(f"{name:<10}  {value}\n" for name, value in rows.items()))
+    broken = QualityLimits(args.max_kl, args.min_agreement).broken(found)
+    sys.stderr.write("".join(f"error: {line}\n" for line in broken))
+    return EXIT_GATE if broken else 0
+
+
+def _text(path: str | None) -> str:
+    if path is None:
+        return files("engine").joinpath("data/corpus.txt").read_text(encoding="utf-8")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BadConfigError(f"--text {path}: {exc}") from exc

@@ -1,0 +1,193 @@
+"""A weight in blocks for the vector registers: read as it lies, a third or a half of what bfloat16 takes.
+
+Up to four rows are multiplied straight from the blocks. More share the work of dequantising: a strip of a panel becomes
+float32 in the L1 cache, and is multiplied as `vector_matrix.py` does. Either way a row is summed in the order of the
+columns, each weight the float32 that its block says: the bits are those of a `VectorMatrix` of these numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import carray, njit
+from numba.extending import overload
+from torch import Tensor
+
+from kernels.block_weight import BlockWeight, Kind
+from kernels.cpu.block_vectors import GROUP, INT4, INT4_OFFSETS, INT8, PANEL, block_bytes, block_product, unpack
+from kernels.cpu.dtypes import FLOAT32, UINT16, widen
+from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
+from kernels.cpu.numba_options import EXACT
+from kernels.cpu.panel_matrix import AT, GROUP_BYTES, PanelMatrix, epilogue
+from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.task import enter, field, leave, next_chunk, pointer
+from kernels.cpu.vector import resumed_product
+from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS
+
+DIRECT_ROWS = 4  # are multiplied from the blocks themselves
+STRIP_GROUPS = 4  # of a panel that become float32 together: 32 KB
+
+
+class BlockMatrix(PanelMatrix):
+    """Of any rows and a width that is a multiple of 32; `dtype` is that of inputs and results."""
+
+    __slots__ = ("_kind",)
+    panel = PANEL
+    block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
+
+    def __init__(self, weight: BlockWeight, dtype: torch.dtype, *, is_gated: bool = False) -> None:
+        self._kind = weight.kind
+        self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
+        self._bias = self._panel_bias = None
+        self._packed = self._pack_blocks(weight)
+
+    @property
+    def input_dtype(self) -> torch.dtype:  # widened in the launch, so that a step of bfloat16 can be recorded
+        return self.dtype
+
+    @property
+    def region(self) -> ParallelRegion:
+        return _REGIONS[self._kind]
+
+    def _group_rows(self) -> int:
+        fitting = min(GROUP_BYTES // (4 * self.shape[1]), MAX_GROUP_ROWS)
+        return max(fitting // BLOCK_ROWS, 1) * BLOCK_ROWS
+
+    def _pack_blocks(self, weight: BlockWeight) -> Tensor:
+        """[panel, group, bytes], uint8: see `block_vectors.py`."""
+        parts = [_halves(self._by_panel(weight.scales))]
+        if weight.offsets is not None:
+            parts.append(_halves(self._by_panel(weight.offsets)))
+        codes = (
+            self._by_panel(weight.codes).unflatten(0, (-1, PANEL)).unflatten(2, (-1, GROUP))
+        )  # [panel, 64, group, 32]
+        if weight.kind == "int8":
+            parts.append(codes.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
+        else:
+            pairs = codes[..., 0::2] | (codes[..., 1::2] << 4)  # [panel, 64, group, 16]: a byte is two columns
+            words = pairs.unflatten(3, (4, 4)).unflatten(1, (4, 16))  # [panel, 4, 16, group, eight, byte of a word]
+            parts.append(words.permute(0, 3, 4, 1, 2, 5).flatten(2))
+        return torch.cat(parts, dim=2).contiguous()
+
+    def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
+        whole = min(group_rows, rows) + BLOCK_ROWS
+        return scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 4), (STRIP_GROUPS * GROUP, PANEL, 4))
+
+
+def _halves(by_panel: Tensor) -> Tensor:
+    """Scales of the rows of all panels as bytes: [panel, group, 128]."""
+    return by_panel.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
+
+
+_store_result = epilogue(PANEL)
+_VECTORS = BLOCK_COLUMNS // 16
+_single, _few = block_product(1, _VECTORS), block_product(DIRECT_ROWS, _VECTORS)
+_product, _small_product = (resumed_product(count, _VECTORS, PANEL) for count in (BLOCK_ROWS, DIRECT_ROWS))
+
+
+def _bytes_of(kind):
+    """`block_bytes` in compiled code, by a kind's dummy."""
+    raise NotImplementedError("inside compiled code only")
+
+
+@overload(_bytes_of)
+def _bytes_of_kind(kind):
+    size = block_bytes(kind.dtype)
+    return lambda kind: size
+
+
+@njit(**EXACT)
+def _widen_rows(x, target, first, count, width):
+    for i in range(count):
+        for j in range(np.uintp(width)):
+            target[i, j] = widen(x[first + i, j])
+
+
+@njit(**EXACT)
+def _multiply_panel(source, beyond, wide, sums, strip, count, groups, kind):
+    """`sums` of the first `count` rows of `wide`, by a panel's blocks; of no dtype but float32, to be compiled once."""
+    row_bytes, block = groups * GROUP * 4, _bytes_of(kind)
+    if count <= DIRECT_ROWS:
+        for first in range(0, PANEL, BLOCK_COLUMNS):
+            if count == 1:
+                _single(wide.ctypes.data, row_bytes, source, groups, first, sums.ctypes.data, PANEL * 4, beyond, kind)
+            else:
+                _few(wide.ctypes.data, row_bytes, source, groups, first, sums.ctypes.data, PANEL * 4, beyond, kind)
+        return
+    for at in range(0, groups, STRIP_GROUPS):
+        some = min(STRIP_GROUPS, groups - at)
+        unpack(source + at * block, some, strip.ctypes.data, kind)
+        for row in range(0, count, BLOCK_ROWS):
+            left = wide.ctypes.data + row * row_bytes + at * GROUP * 4
+            for column in range(0, PANEL, BLOCK_COLUMNS):
+                right, into = strip.ctypes.data + column * 4, sums[row].ctypes.data + column * 4
+                if count - row <= DIRECT_ROWS:
+                    _small_product(left, row_bytes, right, some * GROUP, into, PANEL * 4, at, left, left, FLOAT32)
+                else:
+                    _product(left, row_bytes, right, some * GROUP, into, PANEL * 4, at, left, left, FLOAT32)
+
+
+@njit(**EXACT)
+def _multiply(task, space, like, kind):
+    num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
+    width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
+    packed, result = field(task, AT.packed), field(task, AT.result)
+    has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
+    columns, groups = PANEL // 2 if is_gated else PANEL, width // GROUP
+    panel_bytes, stride = groups * _bytes_of(kind), out_width * like.itemsize
+    whole = min(group_rows, rows) + BLOCK_ROWS
+    sums, space = zeros_at(space, whole, PANEL, FLOAT32)
+    no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
+    wide, space = zeros_at(space, whole, width, FLOAT32)  # the group's rows; past the last one, some or zeros
+    strip, space = array_at(space, STRIP_GROUPS * GROUP, PANEL, FLOAT32)
+    x = carray(pointer(task, AT.x, like), (rows, width))
+    biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
+    widened = -1  # the group whose rows are in `wide`
+    chunk = next_chunk(task)
+    while chunk < num_chunks:
+        following = next_chunk(task)  # now, to know what to prefetch
+        begin, panel = chunk // num_panels * group_rows, chunk % num_panels
+        count = min(group_rows, rows - begin)
+        if widened != begin:
+            _widen_rows(x, wide, begin, count, width)
+            widened = begin
+        beyond = packed + (following % num_panels if following < num_chunks else panel) * panel_bytes
+        _multiply_panel(packed + panel * panel_bytes, beyond, wide, sums, strip, count, groups, kind)
+        bias = biases[panel] if has_bias else no_bias[0]
+        target = result + begin * stride + panel * columns * like.itemsize
+        _store_result(sums[:count], bias, target, stride, min(out_width - panel * columns, columns), is_gated, like)
+        chunk = following
+
+
+def _int8_body(task):
+    space = enter(task)
+    if field(task, AT.itemsize) == 2:
+        _multiply(task, space, UINT16, INT8)
+    else:
+        _multiply(task, space, FLOAT32, INT8)
+    leave(task)
+
+
+def _int4_body(task):
+    space = enter(task)
+    if field(task, AT.itemsize) == 2:
+        _multiply(task, space, UINT16, INT4)
+    else:
+        _multiply(task, space, FLOAT32, INT4)
+    leave(task)
+
+
+def _int4_offsets_body(task):
+    space = enter(task)
+    if field(task, AT.itemsize) == 2:
+        _multiply(task, space, UINT16, INT4_OFFSETS)
+    else:
+        _multiply(task, space, FLOAT32, INT4_OFFSETS)
+    leave(task)
+
+
+_REGIONS: dict[Kind, ParallelRegion] = {
+    "int8": ParallelRegion(_int8_body),
+    "int4": ParallelRegion(_int4_body),
+    "int4 with offsets": ParallelRegion(_int4_offsets_body),
+}

@@ -1,0 +1,165 @@
+"""Vector code for weights in blocks: a group of 32 columns at a time, dequantised in registers.
+
+A group of a panel of 64 rows is, one after the other: 64 float16 scales, 64 offsets where there are any, and codes.
+Those of eight bits lie column by column. Those of four lie eight columns together: of rows 0 to 15 a 32-bit word each,
+the first column in its lowest bits, then of rows 16 to 31 and so on. A weight is one fused multiplication and addition
+of its code, which rounds nothing but an offset's sum, so that products have the bits of those with float32 weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels.cpu.memory import emit_prefetch
+from kernels.cpu.vector import LANES, fuse
+
+__all__ = ["GROUP", "INT4", "INT4_OFFSETS", "INT8", "PANEL", "block_bytes", "block_product", "unpack"]
+
+GROUP, PANEL = 32, 64
+MID = 8  # what a code of four bits without an offset stands above
+# For compiled code's arguments `like`, as those of `dtypes`: what a panel's codes are.
+INT8, INT4, INT4_OFFSETS = np.empty(0, np.int8), np.empty(0, np.uint8), np.empty(0, np.uint16)
+_SCALES_BYTES = PANEL * 2
+_AHEAD = 12  # groups that are asked for before they are read: some 15 KB
+_WORD, _FLOAT = ir.IntType(32), ir.FloatType()
+_WORDS, _FLOATS = ir.VectorType(_WORD, LANES), ir.VectorType(_FLOAT, LANES)
+_HALF_FLOATS, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(8), LANES)
+
+
+def block_bytes(kind: types.Type | np.dtype) -> int:
+    """Of a group of a panel, by the dtype of `INT8`, `INT4` or `INT4_OFFSETS`."""
+    name = str(kind)
+    return {"int8": GROUP * PANEL, "uint8": GROUP * PANEL // 2, "uint16": GROUP * PANEL // 2 + _SCALES_BYTES}[
+        name
+    ] + _SCALES_BYTES
+
+
+def block_product(rows: int, vectors: int) -> Callable[..., None]:
+    """A micro-kernel: `target = left @ weights`, [rows, 32 x groups] by 16 x vectors rows of a panel, from `first` on.
+
+    Sums are in the columns' order, one fused addition each. What is read next, after these blocks those from `beyond`
+    on, is asked for ahead.
+    """
+
+    @intrinsic
+    def multiply(context, left, left_stride, blocks, groups, first, target, target_stride, beyond, like):
+        def generate(context, builder, signature, arguments):
+            left, left_stride, blocks, groups, first, target, target_stride, beyond = arguments[:8]
+            zero = ir.Constant(_FLOATS, [0.0] * LANES)
+            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(rows * vectors)]
+            size = groups.type(block_bytes(like.dtype))
+            with cgutils.for_range(builder, groups) as loop:
+                block = builder.add(blocks, builder.mul(loop.index, size))
+                _ask(builder, loop.index, groups, blocks, beyond, size)
+                x = builder.add(left, builder.mul(loop.index, left.type(GROUP * 4)))
+
+                def add(column: ir.Value, weights: list[ir.Value], x: ir.Value = x) -> None:
+                    at = builder.add(x, builder.mul(column, column.type(4)))
+                    for i in range(rows):
+                        row = builder.add(at, builder.mul(left_stride, at.type(i)))
+                        same = _splat(builder, builder.load(builder.inttoptr(row, _FLOAT.as_pointer()), align=4))
+                        for weight, sum_ in zip(weights, sums[i * vectors :], strict=False):
+                            builder.store(fuse(builder, same, weight, builder.load(sum_)), sum_)
+
+                _each_column(builder, block, first, vectors, like.dtype, add)
+            for index, sum_ in enumerate(sums):
+                row, j = divmod(index, vectors)
+                place = builder.add(target, builder.mul(target_stride, target.type(row)))
+                place = builder.add(place, builder.mul(builder.add(first, first.type(16 * j)), first.type(4)))
+                builder.store(builder.load(sum_), builder.inttoptr(place, _FLOATS.as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8, like), generate
+
+    return multiply
+
+
+@intrinsic
+def unpack(context, blocks, groups, target, like):
+    """The weights of some groups as float32: [32 x groups, 64], as `resumed_product` reads them."""
+
+    def generate(context, builder, signature, arguments):
+        blocks, groups, target = arguments[:3]
+        size, columns = groups.type(block_bytes(like.dtype)), PANEL // LANES
+        with cgutils.for_range(builder, groups) as loop:
+            block = builder.add(blocks, builder.mul(loop.index, size))
+            into = builder.add(target, builder.mul(loop.index, target.type(GROUP * PANEL * 4)))
+
+            def store(column: ir.Value, weights: list[ir.Value], into: ir.Value = into) -> None:
+                row = builder.add(into, builder.mul(column, column.type(PANEL * 4)))
+                for j, weight in enumerate(weights):
+                    place = builder.add(row, row.type(j * LANES * 4))
+                    builder.store(weight, builder.inttoptr(place, _FLOATS.as_pointer()), align=4)
+
+            _each_column(builder, block, blocks.type(0), columns, like.dtype, store)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, like), generate
+
+
+def _each_column(
+    builder: ir.IRBuilder,
+    block: ir.Value,
+    first: ir.Value,
+    vectors: int,
+    kind: types.Type,
+    use: Callable[[ir.Value, list[ir.Value]], None],
+) -> None:
+    """`use` with each column's number and its weights, for 16 x vectors rows from `first` on; eight columns a round."""
+    scales = [_half_floats(builder, block, first, j) for j in range(vectors)]
+    codes = builder.add(block, block.type(_SCALES_BYTES))
+    if str(kind) == "uint16":
+        offsets = [_half_floats(builder, codes, first, j) for j in range(vectors)]
+        codes = builder.add(codes, codes.type(_SCALES_BYTES))
+    else:
+        least = ir.Constant(_FLOATS, [-float(MID)] * LANES)
+        offsets = [builder.fmul(scale, least) for scale in scales]
+    low, number = ir.Constant(_WORDS, [15] * LANES), first.type
+    with cgutils.for_range_slice(builder, number(0), number(GROUP), number(8)) as (eight, _):
+        if str(kind) == "int8":
+            for k in range(8):
+                column = builder.add(eight, number(k))
+                row = builder.add(codes, builder.add(first, builder.mul(column, number(PANEL))))
+                places = [builder.add(row, row.type(LANES * j)) for j in range(vectors)]
+                found = [builder.load(builder.inttoptr(at, _BYTES.as_pointer()), align=1) for at in places]
+                wide = [builder.sitofp(builder.sext(part, _WORDS), _FLOATS) for part in found]
+                use(column, [builder.fmul(part, scale) for part, scale in zip(wide, scales, strict=True)])
+            return
+        row = builder.add(builder.mul(first, number(4)), builder.mul(eight, number(PANEL // 2)))
+        places = [builder.add(builder.add(codes, row), row.type(4 * LANES * j)) for j in range(vectors)]
+        words = [builder.load(builder.inttoptr(at, _WORDS.as_pointer()), align=4) for at in places]
+        for k in range(8):
+            shift = ir.Constant(_WORDS, [4 * k] * LANES)
+            found = [builder.sitofp(builder.and_(builder.lshr(word, shift), low), _FLOATS) for word in words]
+            parts = zip(found, scales, offsets, strict=True)
+            weights = [fuse(builder, part, scale, offset) for part, scale, offset in parts]
+            use(builder.add(eight, number(k)), weights)
+
+
+def _ask(
+    builder: ir.IRBuilder, index: ir.Value, groups: ir.Value, blocks: ir.Value, beyond: ir.Value, size: ir.Constant
+) -> None:
+    """Asks for a group that is read later: of these blocks, or of those that come after them."""
+    wanted = builder.add(index, index.type(_AHEAD))
+    is_here = builder.icmp_signed("<", wanted, groups)
+    place = builder.select(is_here, blocks, beyond)
+    number = builder.select(is_here, wanted, builder.sub(wanted, groups))
+    place = builder.add(place, builder.mul(number, size))
+    for line in range(0, int(size.constant), 64):
+        emit_prefetch(builder, builder.add(place, place.type(line)))
+
+
+def _half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
+    at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(2)))
+    return builder.fpext(builder.load(builder.inttoptr(at, _HALF_FLOATS.as_pointer()), align=2), _FLOATS)
+
+
+def _splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, _WORD(0))
+    return builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * LANES))

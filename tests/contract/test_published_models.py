@@ -1,0 +1,34 @@
+"""The models that `fleetctl up` fetches by name are those that the engine can fetch."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model.published import PUBLISHED
+from fleetctl import stack
+from fleetctl.kit.errors import FleetctlError
+from fleetctl.settings.tree import Settings
+
+
+def test_both_sides_know_the_same_names() -> None:
+    assert set(stack.PUBLISHED_MODELS) == set(PUBLISHED)
+
+
+def test_up_serves_where_the_engine_put_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command[-2:])
+        return subprocess.CompletedProcess(command, 0, stdout="/models/smollm2\n")
+
+    monkeypatch.setattr(stack.subprocess, "run", run)
+    settings = Settings.model_validate({"fleet": {"model": "smollm2"}})
+    assert stack.prepare_model(settings, lambda line: None) == Path("/models/smollm2")
+    assert asked == [["get-model", "smollm2"]]
+    monkeypatch.setattr(stack.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 1, stdout=""))
+    with pytest.raises(FleetctlError, match="smollm2: the model could not be fetched"):
+        stack.prepare_model(settings, lambda line: None)

@@ -1,0 +1,72 @@
+"""The quality gate tells a model that is itself from one that was rounded, and is shut by limits."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine.__main__ import main
+from engine.model.make import make_model
+from engine.model.quality import Candidate, Quality, QualityLimits, compare
+
+TEXT = "The scheduler plans a step, and the runner turns the plan into tensors. " * 40
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "small")
+
+
+def test_a_model_agrees_with_itself(small: Path) -> None:
+    found = compare(Candidate(small), Candidate(small), TEXT, max_tokens=400)
+    assert found.agreement == 1.0
+    assert found.mean_kl == pytest.approx(0.0, abs=1e-9)
+    assert found.perplexity == found.reference_perplexity
+    assert found.tokens == 399  # each but the first is predicted once
+
+
+def test_fewer_bits_are_further_away(small: Path) -> None:
+    eight, four = (
+        compare(Candidate(small, quantization=kind), Candidate(small), TEXT, max_tokens=400)
+        for kind in ("int8", "int4")
+    )
+    assert 0 < eight.mean_kl < four.mean_kl
+    assert eight.p99_kl >= eight.mean_kl
+    assert eight.agreement > 0.9
+    assert math.isclose(eight.perplexity, eight.reference_perplexity, rel_tol=0.05)
+
+
+def test_limits_name_what_was_passed_and_nothing_passes_as_not_a_number() -> None:
+    found = Quality(10, 3.0, 3.0, agreement=0.9, mean_kl=0.2, p99_kl=0.4)
+    assert QualityLimits(0.3, 0.8).broken(found) == []
+    assert QualityLimits(0.1).broken(found) == ["mean KL 0.2 is above --max-kl 0.1"]
+    assert QualityLimits(None, 0.95).broken(found) == ["agreement 0.9 is below --min-agreement 0.95"]
+    assert len(QualityLimits(9.0, 0.0).broken(Quality(10, 3.0, 3.0, math.nan, math.nan, math.nan))) == 2
+
+
+def test_the_command_prints_a_table_and_its_exit_code_is_the_gate(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text(TEXT)
+    asked = ["quality", str(small), "--quantization", "int4", "--text", str(tmp_path / "text"), "--max-tokens", "100"]
+    assert main([*asked, "--max-kl", "50"]) == 0
+    assert "nats a token" in capsys.readouterr().out
+    assert main([*asked, "--max-kl", "0"]) == 3
+    assert "is above --max-kl 0" in capsys.readouterr().err
+    assert main(["quality", str(small)]) == 2
+    assert "nothing to compare" in capsys.readouterr().err
+
+
+def test_another_tokenizer_is_refused(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(small, tmp_path / "other")
+    (tmp_path / "other" / "manifest.json").unlink()
+    file = tmp_path / "other" / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    tree["pre_tokenizer"]["add_prefix_space"] = True
+    file.write_text(json.dumps(tree))
+    assert main(["quality", str(tmp_path / "other"), "--reference", str(small)]) == 2
+    assert "has another tokenizer" in capsys.readouterr().err
