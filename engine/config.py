@@ -56,7 +56,8 @@ class NodeConfig:
     swap_space_gib: float = 0.0  # of host memory, for the KV of preempted requests; 0: it is computed again
     prefix_caching: bool = True
     chunked_prefill: bool = True
-    speculation: Literal["off", "ngram"] = "off"
+    speculation: Literal["off", "ngram", "draft"] = "off"
+    draft_model_dir: Path | None = None
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
@@ -171,8 +172,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "--speculation",
         default="off",
-        choices=("off", "ngram"),
-        help="ngram: what followed the last tokens earlier in prompt or answer is proposed and verified (%(default)s)",
+        choices=("off", "ngram", "draft"),
+        help="ngram: what followed the last tokens earlier in prompt or answer is proposed and verified; draft: what a "
+        "small model says (%(default)s)",
+    )
+    ahead.add_argument(
+        "--draft-model", metavar="DIR", help="the small model: same tokenizer, the same layout as --model"
     )
     ahead.add_argument(
         "--num-speculative-tokens",
@@ -297,6 +302,10 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
             raise BadConfigError(
                 f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63"
             )
+    if (args.speculation == "draft") != (args.draft_model is not None):
+        raise BadConfigError("--speculation draft and --draft-model DIR: one needs the other")
+    if args.draft_model is not None and not Path(args.draft_model).is_dir():
+        raise BadConfigError(f"--draft-model {args.draft_model}: no such directory")
     if args.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
         raise BadConfigError(
             f"--num-speculative-tokens {args.num_speculative_tokens}: must be at most {MAX_SPECULATIVE_TOKENS}"
@@ -332,6 +341,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         prefix_caching=args.enable_prefix_caching,
         chunked_prefill=args.enable_chunked_prefill,
         speculation=args.speculation,
+        draft_model_dir=None if args.draft_model is None else Path(args.draft_model),
         num_speculative_tokens=args.num_speculative_tokens,
         prompt_lookup_min=args.prompt_lookup_min,
         prompt_lookup_max=args.prompt_lookup_max,

@@ -142,6 +142,7 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         prefix_caching=config.prefix_caching,
         chunked_prefill=config.chunked_prefill,
         speculation=config.speculation,
+        draft_model_dir=None if config.draft_model_dir is None else str(config.draft_model_dir),
         num_speculative_tokens=config.num_speculative_tokens,
         prompt_lookup_min=config.prompt_lookup_min,
         prompt_lookup_max=config.prompt_lookup_max,

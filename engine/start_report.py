@@ -56,5 +56,8 @@ def start_lines(config: NodeConfig, ready: CoreReady, url: str) -> str:
         "at once": f"{capacity / ready.max_model_len:.1f} requests of {ready.max_model_len:,} tokens",
         "limited by": what_limits(config, ready),
     }
+    if config.speculation != "off":
+        how = "as much as pays" if config.adaptive_speculation else "always"
+        facts["tokens ahead"] = f"{config.speculation}, up to {config.num_speculative_tokens}, {how}"
     width = max(map(len, facts))
     return f"ready at {url}\n" + "".join(f"  {name:<{width}}  {value}\n" for name, value in facts.items())

@@ -125,12 +125,14 @@ def _speculation(config: NodeConfig) -> dict[str, object] | None:
     """How tokens are proposed; None: they are not."""
     if config.speculation == "off":
         return None
+    own: dict[str, object] = {"draft_model": None if config.draft_model_dir is None else config.draft_model_dir.name}
+    if config.speculation == "ngram":
+        own = {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
     return {
         "method": config.speculation,
         "num_speculative_tokens": config.num_speculative_tokens,
-        "prompt_lookup_min": config.prompt_lookup_min,
-        "prompt_lookup_max": config.prompt_lookup_max,
         "is_adaptive": config.adaptive_speculation,
+        **own,
     }
 
 

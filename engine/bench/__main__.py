@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead: our node with tokens ahead beside itself without, on texts that repeat their prompt and others",
     )
+    parser.add_argument("--rounds", type=_count, default=ROUNDS, metavar="N", help="with --speculation; default: 5")
     parser.add_argument("--cache", metavar="DIR", help="where the model is kept; default: under FLEETCTL_STATE_DIR")
     parser.add_argument("--output", metavar="FILE", help="default: bench/engine.md under FLEETCTL_STATE_DIR")
     return parser
@@ -94,7 +95,7 @@ def _compare_speculation(args: argparse.Namespace, state: Path, target: Path) ->
         concurrencies=tuple(args.concurrency),
         dtype=args.dtypes[0],
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
-        num_rounds=1 if args.quick else ROUNDS,
+        num_rounds=1 if args.quick else args.rounds,
         output_tokens=args.max_output_tokens,
         report_progress=_say,
     )

@@ -184,7 +184,20 @@ class FakeRunner:
         self.clock.sleep(seconds)
         scored = {row.seq_id: self._score(row) for row in plan.scheduled if row.seq_id not in failed}
         prompt_logprobs = {seq_id: found for seq_id, found in scored.items() if found}
-        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
+        proposals = {
+            row.seq_id: self._propose(self._sequences[row.seq_id], row.num_wanted)
+            for row in plan.scheduled
+            if row.num_wanted and row.seq_id in token_ids
+        }
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals)
+
+    def _propose(self, sequence: _Sequence, count: int) -> tuple[int, ...]:
+        """As a good draft model does: what comes next, and now and then something else."""
+        prefix, found = sequence.prefix, []
+        for position in range(sequence.num_output, sequence.num_output + count):
+            found.append(_draw(prefix, position, sequence.sampling, self.vocab_size))
+            prefix = _hash_next(prefix, found[-1])
+        return tuple((token_id + (_mix(prefix ^ i) % 4 == 0)) % self.vocab_size for i, token_id in enumerate(found))
 
     def _score(self, row: Scheduled) -> tuple[TokenLogprobs, ...]:
         """As likely as those drawn: all tokens are."""

@@ -17,7 +17,7 @@ _GROWTH = 1.5
 _LEAST_ROOM = 256
 
 
-class Draft(NamedTuple):
+class Proposal(NamedTuple):
     """Proposed tokens, and how many tokens before them were found again: the more, the likelier they are right."""
 
     token_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class TokenHistory:
         return self._ids[:size]
 
 
-def find_draft(tokens: npt.NDArray[np.int64], *, min_match: int, max_match: int, num_tokens: int) -> Draft | None:
+def find_draft(tokens: npt.NDArray[np.int64], *, min_match: int, max_match: int, num_tokens: int) -> Proposal | None:
     """What followed the latest of the longest earlier occurrences of the last tokens; None if there is none.
 
     Where what followed ends with `tokens`, it goes on with itself: a text that repeats with a period is drafted for as
@@ -69,4 +69,4 @@ def find_draft(tokens: npt.NDArray[np.int64], *, min_match: int, max_match: int,
     found: list[int] = tokens[best : best + num_tokens].tolist()
     while len(found) < num_tokens:
         found.append(found[len(found) - period])
-    return Draft(tuple(found), match_length)
+    return Proposal(tuple(found), match_length)

@@ -80,12 +80,12 @@ class PendingStep:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
 
-    def add_draft(self, index: int, token_ids: tuple[int, ...]) -> None:
-        """Propose tokens for a row that draws one; its sequence's block table is long enough."""
+    def add_draft(self, index: int, token_ids: tuple[int, ...], num_wanted: int) -> None:
+        """Propose tokens for a row that draws one, and ask for more; its sequence's block table is long enough."""
         sequence, scheduled = self.rows[index]
         num_tokens = scheduled.num_tokens + len(token_ids)
         block_ids = tuple(sequence.block_ids)
-        drafted = replace(scheduled, num_tokens=num_tokens, block_ids=block_ids, draft=token_ids)
+        drafted = replace(scheduled, num_tokens=num_tokens, block_ids=block_ids, draft=token_ids, num_wanted=num_wanted)
         self.rows[index] = StepRow(sequence, drafted)
         self.budget_tokens -= len(token_ids)
 

@@ -13,6 +13,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import structlog
@@ -100,6 +101,8 @@ def _start(
     loaded_at = clock.now()
     progress("warming_up", 0.0)
     model.runner.warm_up()
+    if model.limits.speculation is not None:
+        log.info("speculation.on", **asdict(model.limits.speculation), draft_model=config.draft_model_dir)
     scheduler = Scheduler(model.limits)
     loop = StepLoop(
         scheduler,

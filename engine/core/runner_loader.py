@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +138,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     max_model_len = config.max_model_len or longest
     if max_model_len > longest:
         raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
+    draft = _draft_model(config, model, progress)
     device = _choose_device(config.device)
     if device.startswith("cuda"):
         find_triton_cache()
@@ -149,7 +150,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         )
     limits = limits_of(
         config,
-        num_blocks=_num_blocks(config, model, device, dtype, max_model_len),
+        num_blocks=_num_blocks(config, [model] if draft is None else [model, draft], device, dtype, max_model_len),
         num_host_blocks=_num_host_blocks(config, kv_bytes_per_token(model.config, dtype) * config.block_size),
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
@@ -158,6 +159,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     grammars = _grammars(config, limits)
     runner = ModelRunner(
         model,
+        draft_model=draft,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         device=device,
@@ -172,16 +174,36 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     return LoadedRunner(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
 
 
-def _num_blocks(config: CoreConfig, model: ModelDir, device: str, dtype: str, max_model_len: int) -> int:
-    """KV blocks as told, or as many as a share of the free memory holds and all requests together can use."""
+def _draft_model(config: CoreConfig, model: ModelDir, progress: Progress) -> ModelDir | None:
+    """The model that proposes tokens, if there is to be one. Raises ValueError: it has other tokens."""
+    if config.speculation != "draft" or config.draft_model_dir is None:
+        return None
+    draft = open_model(config.draft_model_dir, progress=progress)
+    if draft.config.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"--draft-model {config.draft_model_dir}: it has {draft.config.vocab_size} tokens, {config.model_dir} has "
+            f"{model.config.vocab_size}; give a model of the same family, with the same tokenizer"
+        )
+    return draft
+
+
+def _num_blocks(config: CoreConfig, models: Sequence[ModelDir], device: str, dtype: str, max_model_len: int) -> int:
+    """KV blocks as told, or as many as a share of the free memory holds and all requests together can use.
+
+    Each of the models has KV of its own in each block.
+    """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
     budget_bytes = config.kv_cache_bytes
     if budget_bytes is None:
-        budget_bytes = _default_kv_bytes(device, weight_bytes(model.config, dtype))
-    fits = size_kv(model.config, dtype, block_size=config.block_size, budget_bytes=budget_bytes)
+        budget_bytes = _default_kv_bytes(device, sum(weight_bytes(model.config, dtype) for model in models))
+    own, needed = (
+        kv_bytes_per_token(models[0].config, dtype),
+        sum(kv_bytes_per_token(m.config, dtype) for m in models),
+    )
+    fits = size_kv(models[0].config, dtype, block_size=config.block_size, budget_bytes=budget_bytes * own // needed)
     if fits < 1:
-        needed = kv_bytes_per_token(model.config, dtype) * config.block_size
+        needed *= config.block_size
         raise NoKvMemoryError(
             f"kv_cache_bytes: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
         )

@@ -405,10 +405,10 @@ class Scheduler:
     def _add_draft(self, row: DraftedRow, step: PendingStep) -> None:
         """Nobody loses KV blocks for proposals: they take free ones, or are left out."""
         sequence = step.rows[row.place].sequence
-        wanted = min(len(row.token_ids), step.budget_tokens)
-        num_tokens = self._reserve(sequence, 1 + wanted) - 1
-        if num_tokens > 0:
-            step.add_draft(row.place, row.token_ids[:num_tokens])
+        token_ids = row.token_ids[: step.budget_tokens]
+        room = self._reserve(sequence, 1 + len(token_ids) + row.num_wanted) - 1
+        if room > 0:
+            step.add_draft(row.place, token_ids[:room], row.num_wanted)
 
     def _observe_drafts(self, step: PendingStep, result: StepResult) -> SpeculationCounts:
         if self._speculation is None:

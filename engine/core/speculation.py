@@ -6,10 +6,10 @@ tells `observe` how the step went. What is drawn does not depend on any of this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.core.ngram import Draft, TokenHistory, find_draft
+from engine.core.ngram import Proposal, TokenHistory, find_draft
 from engine.core.pending_step import StepRow
 from engine.core.sequence import CoreSequence
 from engine.core.speculation_config import SpeculationConfig
@@ -18,9 +18,17 @@ from engine.protocol.step import StepResult
 
 
 class DraftedRow(NamedTuple):
-    """A row of the step, by its place, and what is proposed for it."""
+    """A row of the step, by its place, what is proposed for it, and how much a draft model is to propose next."""
 
     place: int
+    token_ids: tuple[int, ...]
+    num_wanted: int = 0
+
+
+class Proposed(NamedTuple):
+    """What a draft model said of a sequence of so many tokens."""
+
+    num_tokens: int
     token_ids: tuple[int, ...]
 
 
@@ -40,6 +48,7 @@ class Speculation:
         self._judge = SpeculationJudge()
         self._histories: dict[str, TokenHistory] = {}
         self._match_lengths: dict[str, int] = {}  # of the step whose result is awaited
+        self._proposed: dict[str, Proposed] = {}  # by a draft model, in the last step
 
     def drafts(self, rows: Sequence[StepRow], most_tokens: Callable[[CoreSequence], int]) -> Iterator[DraftedRow]:
         """Proposals for the step of these rows; `most_tokens` says how many a sequence can still make use of."""
@@ -49,6 +58,10 @@ class Speculation:
             able = self._judge.worth_looking_at(
                 batch_size(rows), [(index, rows[index].sequence.seq_id) for index in able]
             )
+        proposed, self._proposed = self._proposed, {}
+        if self.config.method == "draft":
+            yield from self._from_draft_model(rows, able, proposed, most_tokens)
+            return
         found = [(index, draft) for index in able if (draft := self._find(rows[index].sequence, most_tokens))]
         lengths = [len(draft.token_ids) for _, draft in found]
         if self.config.is_adaptive and found:
@@ -62,12 +75,39 @@ class Speculation:
                 self._match_lengths[rows[index].sequence.seq_id] = draft.match_length
                 yield DraftedRow(index, draft.token_ids[:length])
 
+    def _from_draft_model(
+        self,
+        rows: Sequence[StepRow],
+        able: Sequence[int],
+        proposed: Mapping[str, Proposed],
+        most_tokens: Callable[[CoreSequence], int],
+    ) -> Iterator[DraftedRow]:
+        """What was proposed with the last step, which is paid for; and for the next one as much as pays."""
+        ahead = [max(most_tokens(rows[place].sequence), 0) for place in able]
+        # One token comes in any case before what is asked for now is looked at.
+        most = [min(self.config.num_speculative_tokens, max(count - 1, 0)) for count in ahead]
+        if self.config.is_adaptive:
+            candidates = [
+                Candidate(rows[place].sequence.seq_id, 0, count) for place, count in zip(able, most, strict=True)
+            ]
+            wanted = self._judge.lengths(batch_size(rows), candidates) if candidates else []
+        else:
+            wanted = most
+        for place, count, num_wanted in zip(able, ahead, wanted, strict=True):
+            sequence = rows[place].sequence
+            found = proposed.get(sequence.seq_id)
+            token_ids = found.token_ids[:count] if found and found.num_tokens == sequence.num_tokens else ()
+            if token_ids or num_wanted:
+                yield DraftedRow(place, token_ids, num_wanted)
+
     def observe(self, rows: Sequence[StepRow], result: StepResult, *, is_plain: bool) -> SpeculationCounts:
         """Learn from a step's result. `is_plain`: nothing but decoding was done in it."""
         num_drafts = num_tokens = 0
         accepted_at = [0] * self.config.num_speculative_tokens
         for sequence, scheduled in rows:
             drawn = result.token_ids.get(sequence.seq_id)
+            if drawn is not None and (token_ids := result.proposals.get(sequence.seq_id)):
+                self._proposed[sequence.seq_id] = Proposed(sequence.num_tokens + len(drawn), token_ids)
             if not scheduled.draft or drawn is None or sequence.finish_reason is not None:
                 continue  # failed, or aborted meanwhile
             accepted = len(drawn) - 1
@@ -78,7 +118,9 @@ class Speculation:
             match_length = self._match_lengths.get(sequence.seq_id, 0)
             self._judge.observe_draft(sequence.seq_id, match_length, len(scheduled.draft), accepted)
         if is_plain:
-            self._judge.observe_step(batch_size(rows), sum(len(row.scheduled.draft) for row in rows), result.seconds)
+            verified = sum(len(row.scheduled.draft) for row in rows)
+            wanted = sum(row.scheduled.num_wanted for row in rows)
+            self._judge.observe_step(batch_size(rows), max(verified, wanted), result.seconds)
         return SpeculationCounts(num_drafts, num_tokens, tuple(accepted_at) if num_drafts else ())
 
     def forget(self, seq_id: str) -> None:
@@ -86,7 +128,7 @@ class Speculation:
         self._histories.pop(seq_id, None)
         self._judge.forget(seq_id)
 
-    def _find(self, sequence: CoreSequence, most_tokens: Callable[[CoreSequence], int]) -> Draft | None:
+    def _find(self, sequence: CoreSequence, most_tokens: Callable[[CoreSequence], int]) -> Proposal | None:
         num_tokens = min(self.config.num_speculative_tokens, most_tokens(sequence))
         if num_tokens < 1:
             return None

@@ -16,7 +16,7 @@ class SpeculationConfig:
         ValueError: limits that contradict each other.
     """
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft"] = "ngram"  # draft: the runner has a model for it
     num_speculative_tokens: int = 8  # at most, for one sequence in one step
     prompt_lookup_min: int = 2  # tokens that must be found again
     prompt_lookup_max: int = 5

@@ -21,6 +21,7 @@ from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
+from engine.model.draft_model import DraftModel, Wanted
 from engine.model.mask_worker import MaskWorker, Matching
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence
@@ -86,6 +87,7 @@ class ModelRunner:
         progress: Progress | None = None,
         grammars: GrammarCompiler | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
+        draft_model: ModelDir | None = None,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
 
@@ -120,6 +122,7 @@ class ModelRunner:
             self._kv_shape = (self._config.num_layers, 2, *shape)
             self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
             self._kv, self._host_kv = self._new_kv()
+            self._draft = None if draft_model is None else self._load_draft(draft_model, num_blocks)
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -168,6 +171,8 @@ class ModelRunner:
         started = time.perf_counter()
         self._progress("warming_up", 0.0)
         self._decoder.prepare()
+        if self._draft is not None:
+            self._draft.prepare()
         if self._decoder.is_batch_invariant is False:
             log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
         self._progress("warming_up", 0.5)
@@ -185,6 +190,16 @@ class ModelRunner:
         self._warmup_seconds = time.perf_counter() - started
         self._progress("warming_up", 1.0)
 
+    def _load_draft(self, model: ModelDir, num_blocks: int) -> DraftModel:
+        return DraftModel(
+            model,
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            max_len=self._config.max_position_embeddings,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
     def _new_kv(self) -> tuple[Tensor, Tensor]:
         pinned = self._device.type == "cuda" and self._host_kv_shape[2] > 0
         return (
@@ -196,7 +211,7 @@ class ModelRunner:
         """Drops the KV cache; on a GPU moves the weights to host memory. On a CPU they are there already and stay."""
         self._sequences.clear()
         self._decoder.drop_recordings()
-        freed = self._kv.nbytes + self._host_kv.nbytes
+        freed = self._kv.nbytes + self._host_kv.nbytes + (0 if self._draft is None else self._draft.sleep())
         self._kv = self._host_kv = torch.empty(0)
         if self._device.type != "cuda":
             return Slept(freed, "kept")
@@ -209,6 +224,8 @@ class ModelRunner:
         try:
             self._weights.restore()
             self._kv, self._host_kv = self._new_kv()
+            if self._draft is not None:
+                self._draft.wake()
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -232,6 +249,9 @@ class ModelRunner:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
             self._sequences[new.seq_id] = self._sequence_of(new)
+        if self._draft is not None:
+            for seq_id in (*plan.forgotten, *(new.seq_id for new in plan.new)):
+                self._draft.forget(seq_id)
         with torch.inference_mode():
             swap_blocks(self._kv, self._host_kv, plan.swap_out)
             swap_blocks(self._host_kv, self._kv, plan.swap_in)
@@ -269,8 +289,19 @@ class ModelRunner:
         if failed:
             reasons = {seq_id: failure.message for seq_id, failure in failed.items()}
             log.warning("step.sequences_failed", step_id=plan.step_id, failed=reasons)
+        proposals = self._propose(scheduled, token_ids)
         seconds = time.perf_counter() - started
-        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs)
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals)
+
+    def _propose(self, scheduled: list[Scheduled], token_ids: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        if self._draft is None:
+            return {}
+        wanted = [
+            Wanted(s.seq_id, self._sequences[s.seq_id].token_ids, s.block_ids, s.num_wanted)
+            for s in scheduled
+            if s.num_wanted and s.seq_id in token_ids
+        ]
+        return self._draft.propose(wanted) if wanted else {}
 
     def _sequence_of(self, new: NewSequence) -> Sequence:
         grammar = new.sampling.grammar

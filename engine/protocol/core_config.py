@@ -32,7 +32,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunked_prefill: bool = True
     prefill_chunk_tokens: int | None = 512
     prefix_caching: bool = True
-    speculation: Literal["off", "ngram"] = "off"
+    speculation: Literal["off", "ngram", "draft"] = "off"
+    draft_model_dir: str | None = None  # with "draft"; the fake runner proposes without one
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5

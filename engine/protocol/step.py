@@ -60,6 +60,7 @@ class Scheduled:
     # Proposals for the tokens to come (speculative decoding). They are the last of `num_tokens`; a token is then drawn
     # from the last known position and from each of theirs, until one differs from what was proposed.
     draft: tuple[int, ...] = ()
+    num_wanted: int = 0  # proposals that the runner's draft model is asked for, for the step after this one
 
     @property
     def num_known_tokens(self) -> int:
@@ -111,3 +112,4 @@ class StepResult:
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # one for each token
     failed: dict[str, SequenceFailure] = field(default_factory=dict)  # has no token
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`
+    proposals: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what may come after `token_ids`

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.bench.__main__ import main
+from engine.bench.bench_model import next_words
 from engine.bench.figures import Figures, RequestTiming, figures_of, percentile
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
 from engine.bench.report import ReportRow, render
 from engine.bench.roofline import MachineRates, roofline_tokens_per_s
 from engine.bench.servers import Server, ServerError, running, vllm_server
+from engine.bench.speculation import TEXTS
 from engine.bench.transformers_methods import answer_continuous, answer_static
 from engine.bench.transformers_peer import METHODS, PeerError, run_transformers
 from engine.bench.workload import PREFIX_TOKENS, BenchRequest, make_workload
+from engine.core.ngram import find_draft
 from engine.model.directory import open_model
 from engine.model.make import make_model
 
@@ -32,6 +37,26 @@ def test_half_of_the_workload_shares_one_prefix() -> None:
     own = [len(r.prompt) - PREFIX_TOKENS * r.has_prefix for r in requests]
     assert 180 < sum(own) / len(own) < 220
     assert requests == make_workload(64), "every engine gets the same"
+
+
+def test_texts_hold_as_much_of_their_answers_as_they_say() -> None:
+    """Of proposals from prompt and answer so far, as the walking model would answer."""
+    following, shares = next_words(), {}
+    for name, make in TEXTS.items():
+        tokens = list(make(random.Random(2), 100))
+        proposed = right = 0
+        for _ in range(100):
+            draft = find_draft(np.array(tokens), min_match=2, max_match=5, num_tokens=1)
+            tokens.append(following[tokens[-1]])
+            if draft is not None:
+                proposed, right = proposed + 1, right + (draft.token_ids[0] == tokens[-1])
+        shares[name] = (proposed, right)
+    assert shares["repeats its prompt"] == (100, 100)
+    proposed, right = shares["repeats it in pieces"]
+    assert 70 <= right < proposed
+    assert shares["seems to repeat it"][0] > 90
+    assert shares["seems to repeat it"][1] < 5
+    assert shares["does not"][0] < 5
 
 
 def test_figures_are_those_of_the_answers() -> None:

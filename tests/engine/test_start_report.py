@@ -45,6 +45,14 @@ def test_the_lines_fit_a_terminal_of_80_columns() -> None:
         assert max(map(len, lines.splitlines())) <= 80, lines
 
 
+def test_tokens_ahead_are_told_when_they_are_on() -> None:
+    off, on = (
+        start_lines(config_of(speculation=mode), ready_of(512), "http://127.0.0.1:8000") for mode in ("off", "ngram")
+    )
+    assert on.splitlines()[-1].split() == ["tokens", "ahead", "ngram,", "up", "to", "8,", "as", "much", "as", "pays"]
+    assert "ahead" not in off
+
+
 @pytest.mark.e2e
 def test_a_terminal_gets_a_bar_and_the_facts_at_the_end() -> None:
     ours, theirs = pty.openpty()

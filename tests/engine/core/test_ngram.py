@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.core.ngram import Draft, TokenHistory, find_draft
+from engine.core.ngram import Proposal, TokenHistory, find_draft
 
 
 def draft_of(tokens: str, *, min_match: int = 2, max_match: int = 4, num_tokens: int = 3) -> tuple[str, int] | None:
@@ -46,5 +46,5 @@ def test_history_grows_with_its_sequence() -> None:
 
 def test_drafts_are_plain_numbers() -> None:
     found = find_draft(np.array([1, 2, 3, 1, 2]), min_match=2, max_match=2, num_tokens=4)
-    assert found == Draft((3, 1, 2, 3), 2)
+    assert found == Proposal((3, 1, 2, 3), 2)
     assert all(type(token_id) is int for token_id in found.token_ids), "they travel in messages"

@@ -29,6 +29,9 @@ FATES = [*[None] * 8, FailureKind.STEP_FAILED, FailureKind.OUT_OF_MEMORY]  # of 
 SPECULATIONS = [
     SpeculationConfig(num_speculative_tokens=count, prompt_lookup_min=1, prompt_lookup_max=longest, is_adaptive=adapts)
     for count, longest, adapts in ((1, 1, False), (3, 2, False), (7, 4, False), (4, 3, True))
+] + [
+    SpeculationConfig("draft", num_speculative_tokens=count, is_adaptive=adapts)
+    for count, adapts in ((3, False), (6, True))
 ]
 
 

@@ -102,6 +102,22 @@ def test_moved_answer_goes_on_with_its_tokens() -> None:
     assert bench.tokens["a"] == expected[17:]
 
 
+def test_draft_model_is_asked_for_no_more_than_can_be_used() -> None:
+    drafted = make_bench(speculation=SpeculationConfig("draft", num_speculative_tokens=5, is_adaptive=False))
+    sampling = SamplingParams(max_tokens=40, seed=3)
+    drafted.add(AddSequence("a", PROMPT, sampling, 0.0))
+    steps = 0
+    while drafted.scheduler.has_work:
+        left = 40 - len(drafted.tokens["a"])
+        plan = drafted.step()
+        steps += 1
+        (row,) = plan.scheduled
+        assert len(row.draft) < left
+        assert row.num_wanted < left
+    assert drafted.tokens["a"] == generate(PROMPT, sampling, VOCAB_SIZE)
+    assert steps < 20, "three of four proposals are right"
+
+
 def test_probes_get_no_proposals() -> None:
     bench = make_bench()
     bench.add(AddSequence("probe", PROMPT * 3, SamplingParams(max_tokens=20), 0.0, is_probe=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_config import SchedulerConfig
 from engine.core.speculation_config import SpeculationConfig
 from engine.core.torch_runner import ModelRunner
+from engine.model.directory import open_model
 from engine.model.make import make_model
 from engine.protocol.grammar import json_grammar, regex_grammar
 from engine.protocol.messages import AddSequence
@@ -129,6 +131,48 @@ def test_answer_goes_on_with_its_tokens_after_a_move(runner, alone) -> None:
         seq_id: answer[0] for seq_id, answer in alone.items()
     }
     assert accepted > 20
+
+
+@pytest.fixture(scope="module")
+def drafting(runner: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], ModelRunner]:
+    """The same model with another one that proposes for it: itself, or one that knows nothing of it."""
+    directory = runner._model.path
+    made = {True: directory, False: make_model(tmp_path_factory.mktemp("models") / "other", seed=7)}
+    dtype = str(runner._dtype).removeprefix("torch.")
+    return lambda is_same: _warm(directory, dtype, draft_model=open_model(made[is_same]))
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "disturbed_by"),
+    [
+        pytest.param({}, None, id="batched"),
+        pytest.param({"num_blocks": 22}, "recompute", id="recomputed"),
+        pytest.param({"num_blocks": 22, "num_host_blocks": 100}, "swap", id="swapped"),
+    ],
+)
+def test_a_draft_model_changes_no_answer(
+    drafting, alone, is_same: bool, changes: dict[str, object], disturbed_by: str
+) -> None:
+    always = SpeculationConfig("draft", num_speculative_tokens=4, is_adaptive=False)
+    config = make_config(**{**ROOMY, **changes, "speculation": always})
+    answers, how, _ = serve(drafting(is_same), config, REQUESTS)
+    assert answers == alone
+    assert disturbed_by is None or disturbed_by in how
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(drafting) -> None:
+    """Its KV must be that of the tokens that were accepted, whatever was proposed before."""
+    always = SpeculationConfig("draft", num_speculative_tokens=4, is_adaptive=False)
+    request = AddSequence("a", tuple(range(40, 90)), SamplingParams(max_tokens=41, temperature=0.0), 0.0)
+    scheduler, runner = Scheduler(make_config(**ROOMY, speculation=always)), drafting(True)
+    scheduler.add(request, 0.0)
+    counts = []
+    while (plan := scheduler.plan(0.0)) is not None:
+        outcome = scheduler.apply(runner.run_step(plan), 0.0)
+        counts.append((outcome.num_draft_tokens, sum(outcome.accepted_per_position)))
+    assert sum(proposed for proposed, _ in counts) > 25
+    assert all(proposed == accepted for proposed, accepted in counts)
 
 
 def test_grammars_are_followed_at_each_proposal() -> None:

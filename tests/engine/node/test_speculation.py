@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,20 @@ def _choices(node: EngineNode, body: dict[str, Any]) -> tuple[list[dict[str, Any
 def test_answers_are_the_same_with_and_without(nodes: tuple[EngineNode, EngineNode], name: str) -> None:
     ahead, plain = (_choices(node, BODY | BODIES[name]) for node in nodes)
     assert ahead == plain
+
+
+def test_a_draft_model_changes_no_answer(nodes: tuple[EngineNode, EngineNode], tmp_path: Path) -> None:
+    options = ("--speculation", "draft", "--draft-model", str(tiny_model_dir()), "--num-speculative-tokens", "4")
+    with start_node(tmp_path, runner="torch", extra_args=(*options, "--no-adaptive-speculation")) as drafting:
+        for name, body in BODIES.items():
+            ahead, plain = (_choices(node, BODY | body) for node in (drafting, nodes[1]))
+            assert ahead == plain, name
+        # without a bias, of which a draft model knows nothing, it is always right about itself
+        ahead, plain = (
+            _choices(node, {"prompt": PROMPT, "max_tokens": 80, "temperature": 0}) for node in (drafting, nodes[1])
+        )
+        assert ahead == plain
+        assert (drafting.metric("vllm:spec_decode_num_accepted_tokens_total") or 0) > 50
 
 
 def test_answer_ends_at_its_stop_string(nodes: tuple[EngineNode, EngineNode]) -> None:
@@ -107,6 +122,8 @@ def test_proposals_are_counted_under_the_names_of_vllm(nodes: tuple[EngineNode, 
     assert proposed >= accepted
     assert plain.metric("vllm:spec_decode_num_drafts_total") == 0
     assert plain.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="0") is None
+    assert [event["method"] for event in node.events("speculation.on")] == ["ngram"]
+    assert not plain.events("speculation.on")
     told = [one.http.get("/info").json()["speculation"] for one in nodes]
     assert told == [
         {
@@ -125,6 +142,8 @@ def test_proposals_are_counted_under_the_names_of_vllm(nodes: tuple[EngineNode, 
     [
         (("--num-speculative-tokens", "0"), "--num-speculative-tokens 0: must be at least 1"),
         (("--num-speculative-tokens", "33"), "--num-speculative-tokens 33: must be at most 32"),
+        (("--speculation", "draft"), "--draft-model DIR: one needs the other"),
+        (("--speculation", "draft", "--draft-model", "/nowhere"), "--draft-model /nowhere: no such directory"),
         (("--prompt-lookup-min", "4", "--prompt-lookup-max", "3"), "--prompt-lookup-min 4: must be at most"),
     ],
 )
