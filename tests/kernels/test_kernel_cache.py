@@ -136,6 +136,7 @@ for body in (silu_mul._body, rms_norm._body):
 """
 
 
+@pytest.mark.timeout(600)
 def test_processes_that_start_together_compile_each_kernel_once(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     started = [
