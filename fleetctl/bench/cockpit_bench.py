@@ -97,7 +97,7 @@ def measure(num_nodes: int, presses: int, seconds: float, folder: Path) -> dict[
             idle(process, terminal, 8.0)  # all events come
             on_now = idle(process, terminal, seconds)
             os.write(terminal, b"gf")
-            wait_for_screen(terminal, b"node-0000")
+            wait_for_screen(terminal, b"pool pool-0")
             idle(process, terminal, 5.0)
             on_fleet = idle(process, terminal, seconds)
             took = sorted(answer_s(terminal, KEYS[number % len(KEYS)]) for number in range(presses))

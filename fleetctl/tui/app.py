@@ -80,33 +80,35 @@ class Cockpit(App[None]):
     CSS_PATH = "fleet.tcss"
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide"), (190, "-huge")]  # noqa: RUF012 - as Textual declares it
+    # At once, before the next key is looked at: what is typed fast behind a key (`gf`, `:drain`) must not meet the old
+    # screen.
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("g", "jump", "Go"),
-        Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("slash", "filter", "Filter", show=False),
-        Binding("colon", "command", "Command", show=False),
-        Binding("a", "decide('approve')", "Approve"),
-        Binding("d", "decide('deny')", "Deny"),
-        Binding("x", "dry_run", "Dry-run"),
-        Binding("T", "take", "Take over"),
-        Binding("p", "page", "Page"),
-        Binding("P", "order_run('pause')", "Pause"),
-        Binding("S", "order_run('skip')", "Skip"),
-        Binding("X", "order_run('cancel')", "Cancel"),
+        Binding("g", "jump", "Go", priority=True),
+        Binding("question_mark", "help", "Help", key_display="?", priority=True),
+        Binding("slash", "filter", "Filter", show=False, priority=True),
+        Binding("colon", "command", "Command", show=False, priority=True),
+        Binding("a", "decide('approve')", "Approve", priority=True),
+        Binding("d", "decide('deny')", "Deny", priority=True),
+        Binding("x", "dry_run", "Dry-run", priority=True),
+        Binding("T", "take", "Take over", priority=True),
+        Binding("p", "page", "Page", priority=True),
+        Binding("P", "order_run('pause')", "Pause", priority=True),
+        Binding("S", "order_run('skip')", "Skip", priority=True),
+        Binding("X", "order_run('cancel')", "Cancel", priority=True),
         *(
-            Binding(shortcut.key, f"verb('{verb.name}', '{shortcut.options}')", shortcut.label)
+            Binding(shortcut.key, f"verb('{verb.name}', '{shortcut.options}')", shortcut.label, priority=True)
             for verb in VERBS.values()
             for shortcut in verb.shortcuts
         ),
         *(
-            Binding(str(number), f"go('{place.value}')", place.label, show=False)
+            Binding(str(number), f"go('{place.value}')", place.label, show=False, priority=True)
             for number, place in enumerate(Place, 1)
         ),
-        Binding("left_square_bracket,alt+left", "step(-1)", "Back", show=False),
-        Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False),
-        Binding("escape", "leave", "Back", show=False),
-        Binding("r", "refresh_now", "Refresh", show=False),
-        Binding("q", "quit", "Quit"),
+        Binding("left_square_bracket,alt+left", "step(-1)", "Back", show=False, priority=True),
+        Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False, priority=True),
+        Binding("escape", "leave", "Back", show=False, priority=True),
+        Binding("r", "refresh_now", "Refresh", show=False, priority=True),
+        Binding("q", "quit", "Quit", priority=True),
     ]
 
     def __init__(
@@ -394,8 +396,12 @@ class Cockpit(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only the keys that can do something now are shown and work."""
-        if len(self.screen_stack) > 1 and action not in ("focus_next", "pop_screen"):
+        if action == "pop_screen":
+            return len(self.screen_stack) > 1
+        if len(self.screen_stack) > 1 and action != "focus_next":
             return False  # the question on screen comes first
+        if self._prompt.is_open:
+            return False  # what is typed is text
         return self._offers(action)
 
     def _offers(self, action: str) -> bool:

@@ -72,6 +72,8 @@ class Confirm(ModalScreen[str | None]):
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
+        if not self.is_current:
+            return  # it was answered: a key was pressed twice
         text = self._input.value.strip() if self._input is not None else ""
         if not answer:
             self.dismiss(None)

@@ -25,7 +25,10 @@ class Jump(ModalScreen[Place | None]):
             yield Static(table)
 
     def on_key(self, event: events.Key) -> None:
-        """Any key ends it."""
+        """Any key ends it. What was typed behind that key is meant for the screen that comes."""
         event.stop()
         event.prevent_default()
+        if not self.is_current:
+            self.app.post_message(events.Key(event.key, event.character))
+            return
         self.dismiss(JUMPS.get(event.key))

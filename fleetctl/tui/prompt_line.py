@@ -47,6 +47,7 @@ class PromptLine(Vertical):
     def __init__(self, complete: Callable[[str], list[str]]) -> None:
         super().__init__(id="prompt")
         self._complete = complete
+        self.display = False
         self._purpose: Purpose = "filter"
         self._history: list[str] = []
         self._at = 0
@@ -64,22 +65,22 @@ class PromptLine(Vertical):
     @property
     def is_open(self) -> bool:
         """Whether it takes what is typed."""
-        return self.has_class("-open")
+        return bool(self.display)
 
     def open(self, purpose: Purpose, text: str = "") -> None:
         """Show it for a filter or a command."""
         self._purpose = purpose
         self._at = len(self._history)
         self._mark.update(MARKS[purpose])
-        self.add_class("-open")
+        self.display = True
         self._input.value = text
         self._input.cursor_position = len(text)
-        self._input.focus()
+        self.screen.set_focus(self._input)  # now: `focus` would let the next key go where the last one went
         self._offer()
 
     def close(self) -> None:
         """Hide it."""
-        self.remove_class("-open")
+        self.display = False
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Tell the filter so far; offer what completes a command."""

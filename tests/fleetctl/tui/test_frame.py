@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from textual import events
 
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
@@ -48,6 +49,19 @@ async def test_a_node_is_opened_and_back_and_forward_lead_through_what_was_seen(
         await wait_for_text(pilot, "requests in flight")
         await pilot.press("escape", "escape", "escape")
         await wait_for_text(pilot, "Hurts: 1 incident")
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"), [("gf", Place.FLEET), ("gu", Place.AUDIT), (":alerts\r", Place.ALERTS), ("gagi", Place.INCIDENT)]
+)
+async def test_keys_that_are_typed_fast_mean_what_they_mean_slowly(keys: str, place: Place) -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (app, pilot):
+        await wait_for_text(pilot, "a Approve")
+        for key in keys:  # all are there before the first is looked at
+            app.post_message(events.Key({"\r": "enter", ":": "colon"}.get(key, key), None if key == "\r" else key))
+        await wait_for(pilot, lambda: app.trail.here.place is place and len(app.screen_stack) == 1)
+    assert (controller.decisions, controller.actions) == ([], [])
 
 
 async def test_a_filter_works_while_it_is_typed_and_escape_ends_it() -> None:
