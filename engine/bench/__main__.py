@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=_count, nargs="+", default=list(CONCURRENCIES), metavar="N")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--peers", nargs="*", default=None, choices=PEERS, help="default: all that are installed")
+    parser.add_argument(
+        "--quantization", nargs="*", default=[], choices=("int8", "int4"), help="our node once more with each of these"
+    )
     parser.add_argument("--num-threads", type=_count, metavar="N", help="of every engine; default: all CPUs")
     parser.add_argument("--max-output-tokens", type=_count, default=256, metavar="N")
     parser.add_argument(
@@ -122,6 +125,7 @@ def _plan(args: argparse.Namespace, model: Path) -> ComparisonPlan:
         concurrencies=tuple(args.concurrency),
         dtypes=tuple(args.dtypes),
         peers=peers,
+        quantizations=tuple(args.quantization),
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
         limit_s=args.limit_s,
     )

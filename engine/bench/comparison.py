@@ -33,6 +33,7 @@ class ComparisonPlan:
     concurrencies: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: tuple[str, ...]
+    quantizations: tuple[str, ...]  # our node once more with each
     num_threads: int
     limit_s: float  # after which an engine is sent no further request at one concurrency
 
@@ -50,7 +51,8 @@ class Comparison:
 
     def measure_rows(self) -> Iterator[ReportRow]:
         """Measures; gives each row when it is there. A peer that fails is a row that says why."""
-        entrants = (OURS, *self._entrants())
+        ours = (OURS, *(f"{OURS} {kind}" for kind in self.plan.quantizations))
+        entrants = (*ours, *self._entrants())
         total = len(self.plan.dtypes) * len(self.plan.concurrencies) * len(entrants)
         for dtype in self.plan.dtypes:
             self.report_progress(f"{dtype}: measuring what memory and matrix products of this machine give")
@@ -90,8 +92,9 @@ class Comparison:
 
     def _server(self, name: str, dtype: str) -> Server | str:
         model, threads = self.plan.model, self.plan.num_threads
-        if name == OURS:
-            return our_node(model, dtype, threads, version("llm-fleetctl"))
+        if name.startswith(OURS):
+            kind = name.removeprefix(OURS).split()
+            return our_node(model, dtype, threads, version("llm-fleetctl"), ("--quantization", *kind) if kind else ())
         if name == "vllm":
             return vllm_server(model, dtype, threads)
         gguf = model / f"{dtype}.gguf"
@@ -113,11 +116,11 @@ class Comparison:
             try:
                 figures = server if isinstance(server, str) else self._over_http(server, dtype, concurrency, where)
             except (IncompleteAnswerError, ServerError) as error:
-                if name == OURS:
+                if name.startswith(OURS):
                     raise
                 figures = str(error).splitlines()[0][:300]
         roofline = None
-        if not isinstance(figures, str):
+        if not isinstance(figures, str) and not name.startswith(f"{OURS} "):  # that would be one of other bytes
             answered = self.plan.requests[: figures.num_requests] or self.plan.requests
             roofline = self.roofline_tokens_per_s(dtype, concurrency, answered)
         return ReportRow(LABELS.get(name, name), release, dtype, concurrency, figures, roofline)
