@@ -48,6 +48,7 @@ log = structlog.get_logger()
 
 POLL_EVERY_S = 2.0
 EVENTS_WAIT_S = 25.0
+DRAWN_LATELY_S = 2.5
 EVENTS_AT_START = 1000
 EVENTS_GAP_S = 0.5  # a storm of events is read in parts
 LOG_LINES = 200
@@ -140,6 +141,7 @@ class Cockpit(App[None]):
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
         self._offered: tuple[object, ...] = ()
+        self._drawn_at = 0.0
         self._log_worker: Worker[None] | None = None
         self._log_of: str | None = None
         # Held, not looked up: a look-up searches the top screen, which may be a question to the person.
@@ -184,7 +186,7 @@ class Cockpit(App[None]):
         self._deeds = Deeds(self, self._controller, self._by, self._look_again)
         self._draw()
         self._pane.main.focus()
-        self.set_interval(1.0, self._draw)  # ages grow between snapshots as well
+        self.set_interval(1.0, self._tick)  # ages grow between snapshots as well
         if self._poll_every_s is not None:
             self._reader = SnapshotReader(self._controller, self._now)
             self.run_worker(self._poll(self._reader, self._poll_every_s), name="poller", exit_on_error=True)
@@ -569,10 +571,18 @@ class Cockpit(App[None]):
             self.failure = error
         self.exit()
 
+    def _tick(self) -> None:
+        """The clocks of the header each second; the screen too, where no snapshot has drawn it lately."""
+        if time.monotonic() - self._drawn_at > DRAWN_LATELY_S:
+            self._draw()
+        elif self.screen_stack:
+            self._bar.show(self.snapshot, self._now())
+
     def _draw(self) -> None:
         if not self.screen_stack:
             return  # the last snapshot came while the cockpit was closing
         now = self._now()
+        self._drawn_at = time.monotonic()
         self._bar.show(self.snapshot, now)
         self._pane.show(self.snapshot, now)
         self._places.show(self.trail.here, self._pane.words)

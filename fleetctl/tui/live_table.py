@@ -64,6 +64,7 @@ class LiveTable(ScrollView, can_focus=True):
         self._is_past = False
         self._widths: list[tuple[Column[Any], int]] = []
         self._drawn: dict[int, tuple[Cell, ...]] = {}
+        self._written: dict[int, tuple[Cell, ...]] = {}  # since the last `show`: a line is written once for it
 
     @property
     def selected_key(self) -> str | None:
@@ -88,6 +89,7 @@ class LiveTable(ScrollView, can_focus=True):
         if lines is self._lines and not anew:
             return  # as they were, to the last cell
         self._lines, self._order, self._is_past = tuple(lines), order, is_past
+        self._written.clear()
         self._index = {line.key: index for index, line in enumerate(self._lines) if line.row is not None}
         if self._cursor not in self._index:
             self._cursor = self._nearest(min(at, len(self._lines) - 1))
@@ -107,12 +109,17 @@ class LiveTable(ScrollView, can_focus=True):
     def _refresh_changed(self) -> None:
         """Draw those lines on screen again whose cells are others than before."""
         top = round(self.scroll_offset.y)
+        changed = []
         for y in range(HEADER, self.size.height):
             index = top + y - HEADER
             before = self._drawn.get(index)
             now = self._cells(index) if index < len(self._lines) else None
             if before != now:
-                self.refresh(Region(0, y, self.size.width, 1))
+                changed.append(y)
+        if len(changed) * 2 > self.size.height:
+            self.refresh()  # one region is put together sooner than dozens
+        elif changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def _measure(self) -> bool:
         """How wide each column is now; true when that is not as before."""
@@ -123,6 +130,8 @@ class LiveTable(ScrollView, can_focus=True):
         widths = [(column, column.width + (share if column.grows else 0)) for column in columns]
         changed = widths != self._widths
         self._widths = widths
+        if changed:
+            self._written.clear()
         return changed
 
     def on_resize(self, _: events.Resize) -> None:
@@ -217,10 +226,13 @@ class LiveTable(ScrollView, can_focus=True):
         return _strip(pairs, base, GAP).adjust_cell_length(width, base)
 
     def _cells(self, index: int) -> tuple[Cell, ...]:
+        if (known := self._written.get(index)) is not None:
+            return known
         line = self._lines[index]
         cells = line.heading if line.row is None else tuple(column.write(line.row) for column, _ in self._widths)
         if self._is_past:
             cells = tuple(Cell(cell.text, Tone.DIM, cell.right) for cell in cells)
+        self._written[index] = cells
         return cells
 
     def _header(self) -> Strip:
