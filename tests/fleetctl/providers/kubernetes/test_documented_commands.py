@@ -23,10 +23,11 @@ from tests.fixtures.manifests import HOW_TO_GET_THEM, kube_tool
 pytestmark = pytest.mark.waits
 
 # `kubectl VERB -k DIR` with what differs here; `rollout status` gives up at once, nothing can be run in a pod, a diff
-# that finds something ends with 1.
+# that finds something ends with 1, and nobody takes finalizers away.
 KUBECTL = """#!/bin/bash
 set -euo pipefail
-real() {{ {kubectl} --kubeconfig={kubeconfig} "$@"; }}
+wait=; case " $* " in *" delete "*) wait=--wait=false ;; esac
+real() {{ {kubectl} --kubeconfig={kubeconfig} "$@" $wait; }}
 case " $* " in
   *" -k "*) {kubectl} kustomize "${{!#}}" | sed 's#policy/v1$#policy/v1beta1#; /unhealthyPodEvictionPolicy/d' \\
     | real "$1" -f - || test "$1" = diff -a $? = 1 ;;
