@@ -226,10 +226,10 @@ async def test_an_incident_is_told_when_its_nodes_host_is_a_lemon(state_dir: Pat
         assert not list(controller.failures.ratio_series()), "nobody counted yet"
         await controller.failures.count()
         (ratio,) = controller.failures.ratio_series()  # of its SKU nobody knows anything: no sample
-        assert (ratio.name, ratio.more) == ("fleet_failure_ratio_low", (("by", "host"),))
+        assert (ratio.name, ratio.more) == ("fleet_failure_low_ratio", (("by", "host"),))
         assert ratio.value > 1
         await controller.loops.run_turn("fleet-series")
-        (asked,) = evaluate("fleet_failure_ratio_low", controller.store, controller.clock.now())
+        (asked,) = evaluate("fleet_failure_low_ratio", controller.store, controller.clock.now())
         assert (asked.labels["node"], asked.value) == ("node-1", ratio.value)
 
 
