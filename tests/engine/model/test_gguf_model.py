@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,17 +132,27 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_bad_files_end_the_start_in_one_line(
+def test_bad_files_are_told_in_one_line(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     file = write_gguf(small, tmp_path / "small.gguf")
     change, message = DAMAGES[damage]
     file.write_bytes(change(file.read_bytes()))
-    assert main(["serve", "--model", str(file), "--port", "0"]) == 2
+    assert main(["check", str(file)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file}: ")
     assert len(said.splitlines()) == 1
     assert re.search(message, said)
+
+
+def test_a_bad_file_ends_a_start(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    file.write_bytes(b"PK")
+    # A process of its own: a start configures logging.
+    command = [sys.executable, "-m", "engine", "serve", "--model", str(file), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error: {file}: ")
 
 
 def test_an_unknown_type_is_named(wide: Path, tmp_path: Path) -> None:
