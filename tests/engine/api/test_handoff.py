@@ -224,7 +224,7 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         results: dict[int, list[Streamed]] = {}
 
         def run(seed: int) -> None:
-            body = body_of(seed, max_tokens=150)
+            body = body_of(seed, max_tokens=150, ignore_eos=True)
             parts = [read_stream(source, "/v1/completions", body, headers=ACCEPT)]
             if parts[0].handoff is not None:
                 parts.append(read_stream(target, "/internal/continue", parts[0].handoff))
@@ -244,7 +244,7 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         receipt = source.wait_drained()["receipt"]
         assert receipt == {"in_flight": 8, "finished": 0, "moved": 8, "refused": 1, "aborted": 0}
         for seed, parts in results.items():
-            whole = read_stream(target, "/v1/completions", body_of(seed, max_tokens=150))
+            whole = read_stream(target, "/v1/completions", body_of(seed, max_tokens=150, ignore_eos=True))
             assert_same(parts, whole)
         assert source.metric("engine_requests_total", state="moved") == 8
         assert source.metric("vllm:kv_cache_usage_perc") == 0
