@@ -43,6 +43,12 @@ def scope_of(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: labels[name] for name in names if labels.get(name)}
 
 
+def node_scope(node: str, known: Nodes) -> dict[str, str]:
+    """A node with its own pool and model, where they are known: what its pool was through is evidence about it."""
+    places = known.get(node, {})
+    return {"node": node, **{place: places[place] for place in ("pool", "model") if places.get(place)}}
+
+
 def is_wide(scope: Mapping[str, str]) -> bool:
     """Whether it is more than one node."""
     return not scope.get("node")

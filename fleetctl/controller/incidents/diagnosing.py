@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import Incident, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
-from diagnostics.scope import Nodes, scope_text
+from diagnostics.scope import Nodes, node_scope, scope_text
 from diagnostics.splitting import CausePair, split_incident
 from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
@@ -67,23 +67,19 @@ class Diagnosing:
             if not why or not self._automation.may_diagnose(incident):
                 continue
             course.note_walk(incident, now)
+            node = incident.scope.get("node")  # a gateway's alert names the node alone
             found = diagnose_alerts(
                 content.knowledge,
                 content.trees,
                 content.no_tree,
                 incident.alerts,
-                self._known_scope(incident.scope),
+                incident.scope if node is None else {**node_scope(node, self._known_nodes()), **incident.scope},
                 self._store,
                 now,
                 incident.onset_at,
             )
             await self._consider(incident.id, found, course, why)
             await self._split(incident.id, course, now)
-
-    def _known_scope(self, scope: Mapping[str, str]) -> Mapping[str, str]:
-        """A node with its pool: a gateway's alert names the node alone, and what its pool was through is evidence."""
-        known = self._known_nodes().get(scope.get("node", ""), {})
-        return {**{place: known[place] for place in ("pool", "model") if known.get(place)}, **scope}
 
     async def _consider(self, incident_id: str, found: Diagnosis, course: Course, why: str) -> None:
         incident = self._book.get(incident_id)

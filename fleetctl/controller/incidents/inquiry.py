@@ -14,7 +14,7 @@ from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
-from diagnostics.scope import PLACES, scope_contains, scope_of, shared_places
+from diagnostics.scope import PLACES, node_scope, scope_contains, scope_of, shared_places
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.nodes.fleet import Fleet
@@ -118,7 +118,7 @@ class Inquiry:
             if name not in known:
                 reason, remedy = unknown("node", name, known)
                 raise BadInputError(reason, remedy=remedy or "fleetctl get nodes")
-            return {"node": name, **{place: known[name][place] for place in ("pool", "model") if place in known[name]}}
+            return node_scope(name, known)
         for place in PLACES:
             values = {value for node in known.values() if (value := node.get(place))}
             if scope.get(place) and scope[place] not in values:
