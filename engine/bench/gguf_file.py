@@ -1,4 +1,4 @@
-"""The bench model as a GGUF file, for llama.cpp. Needs the `gguf` package, which comes with llama.cpp."""
+"""The bench model as a GGUF file, for llama.cpp."""
 
 from __future__ import annotations
 

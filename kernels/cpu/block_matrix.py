@@ -159,31 +159,26 @@ def _multiply(task, space, like, kind):
         chunk = following
 
 
-def _int8_body(task):
+@njit(**EXACT)
+def _run(task, kind):
     space = enter(task)
     if field(task, AT.itemsize) == 2:
-        _multiply(task, space, UINT16, INT8)
+        _multiply(task, space, UINT16, kind)
     else:
-        _multiply(task, space, FLOAT32, INT8)
+        _multiply(task, space, FLOAT32, kind)
     leave(task)
+
+
+def _int8_body(task):
+    _run(task, INT8)
 
 
 def _int4_body(task):
-    space = enter(task)
-    if field(task, AT.itemsize) == 2:
-        _multiply(task, space, UINT16, INT4)
-    else:
-        _multiply(task, space, FLOAT32, INT4)
-    leave(task)
+    _run(task, INT4)
 
 
 def _int4_offsets_body(task):
-    space = enter(task)
-    if field(task, AT.itemsize) == 2:
-        _multiply(task, space, UINT16, INT4_OFFSETS)
-    else:
-        _multiply(task, space, FLOAT32, INT4_OFFSETS)
-    leave(task)
+    _run(task, INT4_OFFSETS)
 
 
 _REGIONS: dict[Kind, ParallelRegion] = {
