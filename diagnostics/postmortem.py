@@ -247,6 +247,8 @@ def _plain(value: object) -> str:
 
 
 def _measured(evidence: EvidenceRecord) -> str:
+    if evidence.value is None and evidence.answer != "unknown":
+        return "—"  # a condition is in the question: its number is what is asked for only where it is yes
     if evidence.value is None:
         return f"unknown: {_text(evidence.why_unknown or 'no data')}"
     value = format_value(evidence.value, evidence.unit or "count")

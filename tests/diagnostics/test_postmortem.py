@@ -146,6 +146,20 @@ def test_lists_the_answers_that_were_missing_as_unknown_and_as_work_to_do() -> N
     assert any("signals" in item for item in follow_ups(report))
 
 
+def test_a_no_without_a_number_is_not_told_as_unknown() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    rows = [
+        one.model_copy(update={"title": f"asked: {answer}?", "answer": answer, "value": None})
+        for one, answer in zip(diagnosis.evidence, ("no", "unknown"), strict=False)
+    ]
+    changed = diagnosis.model_copy(update={"evidence": rows})
+    text = render(PostmortemInput(make_record(diagnosis=changed.model_dump()), written_at=OPENED, impact=IMPACT))
+
+    assert "| asked: no? | no | — |" in text
+    assert "| asked: unknown? | unknown | unknown: " in text
+
+
 def test_a_failed_run_and_lost_requests_ask_for_work() -> None:
     run = make_record().runs[0].model_dump() | {"status": "undone", "error": "verify timed out"}
     report = PostmortemInput(
