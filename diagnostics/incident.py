@@ -339,7 +339,8 @@ def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
     standing = [one for one in alerts if one.state != "resolved"] or alerts
     ranked = sorted(by_gravity(standing), key=lambda one: (-severity_rank(one.severity), _harm_rank(one)))
     worst = ranked[0]
-    same_place = scope_of(worst.labels) == dict(scope)
+    own = scope_of(worst.labels)
+    same_place = own == dict(scope) or own.get("node", "") == scope.get("node")  # a gateway names no pool of a node
     text = worst.summary if same_place and worst.summary else f"{worst.name} on {scope_text(scope)}"
     others = [name for name in dict.fromkeys(one.name for one in ranked) if name != worst.name]
     if not others:

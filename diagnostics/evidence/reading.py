@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
@@ -31,8 +32,20 @@ def read_all(
 ) -> dict[str, Evidence]:
     """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are unknown."""
     silence = silence_of(scope, run_query)
-    no_past = _no_past(scope, run_query, asked)
+    no_past = _NoPast(_no_past(scope, run_query, asked), _no_past(_around(scope), run_query, asked))
     return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
+
+
+class _NoPast(NamedTuple):
+    """Why there is nothing to compare with; "" where there is."""
+
+    of_numbers: str  # of the scope's own
+    of_changes: str  # a node that a deploy has just started has no numbers from before, and the deploy is known
+
+
+def _around(scope: Mapping[str, str]) -> Mapping[str, str]:
+    """The pool that a node is in; any other scope itself."""
+    return {"pool": scope["pool"]} if scope.get("node") and scope.get("pool") else scope
 
 
 def _no_past(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> str:
@@ -56,12 +69,14 @@ def _read(
     run_query: RunQuery,
     asked: AskedAt,
     silence: str,
-    no_past: str,
+    no_past: _NoPast,
 ) -> Evidence:
     template = question.template(scope)
     query, why = bind_query(template, scope, asked)
-    if not why and ("{{before}}" in template or "{{onset}}" in template):
-        why = no_past
+    if not why and "{{onset}}" in template:
+        why = no_past.of_changes
+    elif not why and "{{before}}" in template:
+        why = no_past.of_numbers
     if not why and silence and reads_own_numbers(query, scope):
         why = silence
     if why:

@@ -45,7 +45,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
             causes=("bad_deploy_errors",),
             named_from_s=60.0,
             optional_pages=("rollback-pool",),
-            onset_within_s=75.0,
+            onset_within_s=90.0,  # failing from its first request, it has no past: the alert's own word counts
         ),
         undone("rollout rollback default"),
         hold_s=360.0,  # the gateway leaves it out after a minute and a half, and tells of it two minutes later

@@ -44,8 +44,8 @@ LOAD_FAULTS: tuple[Fault, ...] = (
     ),
     pool_fault(
         "scaled-away",
-        "an operator takes three of five nodes away, and the others are full",
-        commanded("scale default --to 2"),
+        "an operator takes two of five nodes away, and the others are full",
+        commanded("scale default --to 3"),  # the floor keeps these: half of those that were wanted within the hour
         Expectation(
             alerts=QUEUE_ALERTS,
             causes=("capacity_lost",),
@@ -57,9 +57,9 @@ LOAD_FAULTS: tuple[Fault, ...] = (
         undone("scale default --to 5"),
         hold_s=180.0,
         watch_s=600.0,  # two nodes that start take the others' processor on a laptop, and tickets look back minutes
-        rate_per_s=3.0,
+        rate_per_s=4.0,
         traffic={"output_tokens_median": 200, "output_sigma": 0.2},
-        node_options={"max_num_seqs": 8},  # half of all seats are taken before it; with six a few waited by chance
+        node_options={"max_num_seqs": 8},  # two of three seats are taken before it; with six a few waited by chance
         nodes=5,
     ),
     pool_fault(

@@ -66,10 +66,11 @@ def test_alerts_of_one_node_are_one_incident() -> None:
 
 
 def test_the_scope_keeps_the_pool_when_a_later_alert_of_the_node_lacks_it() -> None:
-    first = group_alert(make_alert(), [], NOW)
-    second = group_alert(make_alert("LLMSignalLost", pool=None), [first], NOW)
+    first = group_alert(make_alert(severity="ticket"), [], NOW)
+    second = group_alert(make_alert("LLMGatewayNodeEjected", pool=None), [first], NOW)
 
     assert dict(second.scope) == {"node": "node-2", "pool": "chat"}
+    assert second.title == "LLMGatewayNodeEjected summary (also LLMNodeSlow)"
 
 
 def test_the_same_alert_on_several_nodes_widens_to_the_pool() -> None:

@@ -24,7 +24,6 @@ from runbooks.run import Run, RunStatus
 log = structlog.get_logger()
 
 BLACKBOX_WAIT_S = 20.0
-ACTING = frozenset({RunStatus.APPROVED, RunStatus.RUNNING, RunStatus.VERIFYING, RunStatus.UNDOING})
 
 
 class Closing:
@@ -53,7 +52,7 @@ class Closing:
         """Follow the runs of every open incident, withdraw what nobody answered, and end what is over."""
         for incident in self._book.open_incidents():
             runs = await self._runs_of(incident)
-            acting = any(run.status in ACTING for run in runs)
+            acting = any(run.status.is_active for run in runs)
             if acting and incident.status is IncidentStatus.OPEN:
                 await self._book.change_incident(incident.id, mitigate)
             elif not acting and incident.status is IncidentStatus.MITIGATING:

@@ -119,10 +119,12 @@ class Remediation:
         `deploy`: what it began with. To take that back is proposed first, whatever the cause, and never runs unasked.
         """
         content = self._content.current
+        runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
+        if any(run.status.is_active and not run.dry_run for run in runs):
+            return False  # one remedy at a time: what it changes is measured, and a second would be refused its nodes
         page = content.pages[ROLLBACK_PAGE] if deploy is not None else content.page_for_cause(cause)
         if page is not None and page.name == ROLLBACK_PAGE and deploy is None:
             await self._withdraw_others(incident, None)
-            runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
             if any(run.runbook == ROLLBACK_PAGE and run.decided_at is not None for run in runs):
                 return True  # it is being taken back, or was
             await self._say_impossible(
@@ -139,7 +141,6 @@ class Remediation:
             why = f"no command mends {cause}; what a person does says `fleetctl runbook show {page.name}`"
             await self._say_impossible(incident, why)
             return True
-        runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
         if (standing := blocking_run(runs, page.name, incident)) is not None:
             log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
             return True

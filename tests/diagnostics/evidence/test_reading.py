@@ -52,3 +52,21 @@ def test_a_rise_says_what_this_hour_of_other_days_was(
 
 def test_what_is_as_before_is_held_against_no_other_day() -> None:
     assert usual_of(store_with(10.0, 10.0, yesterday=1.0)) == ("no", "")
+
+
+def test_of_a_node_that_a_deploy_started_the_deploy_is_known_and_its_own_numbers_have_no_past() -> None:
+    store = SeriesStore(retention_s=DAY_S, max_points=100_000)
+    for step in range(-360, 1):
+        at = NOW + 10.0 * step
+        store.append(LABELS, at, 3.0)  # its pool has long had traffic
+        if at >= ONSET - 40.0:  # itself too short a time for a past
+            new = {"pool": "chat", "node": "node-2"}
+            store.append({"__name__": "llm:arrivals:rate", **new}, at, 3.0)
+            store.append({"__name__": "llm:deploy_age_seconds", **new}, at, at - ONSET + 40.0)
+            store.append({"__name__": "fleet_change_timestamp_seconds", "kind": "deploy", **new}, at, ONSET - 40.0)
+    known = builtin_questions()
+    asked = [known["changed_deploy"], known["arrivals_up"]]
+    found = read_all(asked, {"node": "node-2", "pool": "chat"}, store_query(store, NOW), AskedAt(NOW, ONSET))
+    assert found["changed_deploy"].answer == "yes"
+    assert found["arrivals_up"].answer == "unknown"
+    assert "no past to compare with" in found["arrivals_up"].why_unknown

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diagnostics import blackbox
-from diagnostics.incident import IncidentStatus
+from diagnostics.incident import IncidentStatus, with_diagnosis
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.incident_store import get_incident
 from fleetctl.wire import RouteState
@@ -106,6 +107,30 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
             await drive(controller, clock, traffic, lambda: clock.now() - later > 60)
             assert controller.book.open_incidents() == []
             assert len(runs(controller)) == 1
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_while_one_remedy_acts_no_other_is_proposed_whatever_the_verdict_turns_to(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            (run,) = runs(controller)
+            await controller.executor.decide(run.id, "approve", "ann")
+            (incident,) = controller.book.open_incidents()
+            assert incident.diagnosis is not None
+            other = replace(incident.diagnosis, cause="wrong_output", confidence="confirmed")
+            await controller.book.change_incident(incident.id, lambda one: with_diagnosis(one, other))
+
+            await controller.remediation.propose_runbooks()
+            assert [one.runbook for one in runs(controller)] == ["replace-node"]
+
+            await drive(controller, clock, traffic, lambda: runs(controller)[-1].status.is_terminal)
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
+            assert [one.runbook for one in runs(controller)] == ["replace-node"]
     finally:
         stop_all(tmp_path)
 
