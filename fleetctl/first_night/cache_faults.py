@@ -59,7 +59,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     pool_fault(
         "cache-too-small",
         "three times the requests, on nodes whose KV cache holds six of them",
-        traffic_of(rate_per_s=6.0),
+        traffic_of(rate_per_s=4.0),
         _quiet_or_slow(
             alerts=_CACHE_FULL,
             causes=("kv_pressure", "overload"),
@@ -67,7 +67,9 @@ CACHE_FAULTS: tuple[Fault, ...] = (
             late="there is more work than the fleet can do",
         ),
         usual_traffic,
-        # Long answers: three requests at once before it and ten after, however quick the machine.
+        # Long answers: two requests at once before it and seven after, however quick the machine; and afterwards room
+        # enough that the queue of those minutes is worked off in two.
+        rate_per_s=1.3,
         traffic={"output_tokens_median": 200, "output_sigma": 0.3},
         node_options={"num_kv_blocks": 200, "max_model_len": 1024},
         watch_s=600.0,  # a ticket looks back minutes
