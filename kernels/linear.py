@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.block_weight import GROUP, BlockWeight, quantised
-from kernels.cpu import amx
+from kernels.cpu import amx, instructions
 from kernels.cpu.block_matrix import BlockMatrix
 from kernels.cpu.dtypes import has_kernels
+from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
@@ -28,6 +29,8 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
         return weight
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
         return TileMatrix(weight, is_gated=is_gated)
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and instructions.has_dot():
+        return PairMatrix(weight, is_gated=is_gated)
     return VectorMatrix(weight, is_gated=is_gated)
 
 

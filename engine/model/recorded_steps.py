@@ -33,7 +33,7 @@ def can_record(weights: DecoderWeights) -> bool:
         if not isinstance(layer.mlp, DenseWeights):
             return False
         matrices += [layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down]
-    are_recordable = all(isinstance(matrix, PanelMatrix) and matrix.is_recordable for matrix in matrices)
+    are_recordable = all(isinstance(matrix, PanelMatrix) for matrix in matrices)
     return are_recordable and has_kernels(weights.embedding)
 
 

@@ -18,6 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.cpu.instructions import Instructions, allowed
+
 __all__ = ["TILES_OF_16", "configure", "dot", "has_amx", "load", "save", "store", "zero"]
 
 _TILE = ir.IntType(8)
@@ -39,7 +41,9 @@ TILES_OF_16 = _configuration()
 
 @lru_cache(maxsize=1)
 def has_amx() -> bool:
-    """Whether this CPU has them, the compiler knows it, and the system lends this process them."""
+    """Whether this CPU has them, the compiler knows it, the system lends this process them and they are allowed."""
+    if allowed < Instructions.AMX:
+        return False
     if not torch.cpu._is_amx_tile_supported() or not get_host_cpu_features().get("amx-bf16"):
         return False
     return torch.cpu._init_amx()

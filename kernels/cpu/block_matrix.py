@@ -7,7 +7,6 @@ columns, each weight the float32 that its block says: the bits are those of a `V
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from numba import carray, njit
 from numba.extending import overload
@@ -15,14 +14,14 @@ from torch import Tensor
 
 from kernels.block_weight import BlockWeight, Kind
 from kernels.cpu.block_vectors import GROUP, INT4, INT4_OFFSETS, INT8, PANEL, block_bytes, block_product, unpack
-from kernels.cpu.dtypes import FLOAT32, UINT16, widen
+from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, GROUP_BYTES, PanelMatrix, epilogue
+from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
-from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS
+from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS, widen_rows
 
 DIRECT_ROWS = 4  # are multiplied from the blocks themselves
 STRIP_GROUPS = 4  # of a panel that become float32 together: 32 KB
@@ -32,7 +31,7 @@ class BlockMatrix(PanelMatrix):
     """Of any rows and a width that is a multiple of 32; `dtype` is that of inputs and results."""
 
     __slots__ = ("_kind",)
-    panel = PANEL
+    panel, element_bytes = PANEL, 4
     block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
 
     def __init__(self, weight: BlockWeight, dtype: torch.dtype, *, is_gated: bool = False) -> None:
@@ -42,16 +41,8 @@ class BlockMatrix(PanelMatrix):
         self._packed = self._pack_blocks(weight)
 
     @property
-    def input_dtype(self) -> torch.dtype:  # widened in the launch, so that a step of bfloat16 can be recorded
-        return self.dtype
-
-    @property
     def region(self) -> ParallelRegion:
         return _REGIONS[self._kind]
-
-    def _group_rows(self) -> int:
-        fitting = min(GROUP_BYTES // (4 * self.shape[1]), MAX_GROUP_ROWS)
-        return max(fitting // BLOCK_ROWS, 1) * BLOCK_ROWS
 
     def _pack_blocks(self, weight: BlockWeight) -> Tensor:
         """[panel, group, bytes], uint8: see `block_vectors.py`."""
@@ -94,13 +85,6 @@ def _bytes_of(kind):
 def _bytes_of_kind(kind):
     size = block_bytes(kind.dtype)
     return lambda kind: size
-
-
-@njit(**EXACT)
-def _widen_rows(x, target, first, count, width):
-    for i in range(count):
-        for j in range(np.uintp(width)):
-            target[i, j] = widen(x[first + i, j])
 
 
 @njit(**EXACT)
@@ -149,7 +133,7 @@ def _multiply(task, space, like, kind):
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if widened != begin:
-            _widen_rows(x, wide, begin, count, width)
+            widen_rows(x, wide, begin, count, width)
             widened = begin
         beyond = packed + (following % num_panels if following < num_chunks else panel) * panel_bytes
         _multiply_panel(packed + panel * panel_bytes, beyond, wide, sums, strip, count, groups, kind)

@@ -14,13 +14,28 @@ from torch import Tensor
 
 from kernels.cpu.numba_options import EXACT
 
-__all__ = ["FLOAT32", "FLOAT64", "INT32", "INT64", "UINT8", "UINT16", "UINT64", "has_kernels", "narrow", "widen"]
+__all__ = [
+    "FLOAT32",
+    "FLOAT64",
+    "INT32",
+    "INT64",
+    "PAIRED",
+    "PAIRS",
+    "UINT8",
+    "UINT16",
+    "UINT64",
+    "has_kernels",
+    "narrow",
+    "widen",
+]
 
 # For compiled code's arguments `like`, which say what lies at an address: constants, as kernels allocate nothing.
 FLOAT32, FLOAT64 = np.empty(0, np.float32), np.empty(0, np.float64)
 INT32, INT64 = np.empty(0, np.int32), np.empty(0, np.int64)
 UINT8, UINT64 = np.empty(0, np.uint8), np.empty(0, np.uint64)
 UINT16 = np.empty(0, np.uint16)  # bfloat16
+# bfloat16 too, where vector registers multiply pairs of them (`vdpbf16ps`): other dtypes, to be told from it.
+PAIRED, PAIRS = np.empty(0, np.int16), np.empty(0, np.uint32)  # one of them, both
 
 _DTYPES = ({torch.float32}, {torch.bfloat16})
 

@@ -1,7 +1,8 @@
 """How keys and values lie in a cache, [num_blocks, block_size, kv_heads, head_dim] by shape.
 
-Plain: as the shape says. In tiles, where attention runs on the matrix registers: every 16 slots of a block hold, head
-by head, the operands that the registers load, so that nothing is rearranged when they are read:
+Plain: as the shape says. In tiles, where attention multiplies bfloat16 on the matrix registers or in pairs: every 16
+slots of a block hold, head by head, the operands that the registers load, so that nothing is rearranged when they are
+read:
 
 * keys as [pairs of dimensions, 16 keys, 2], the right operand of `q k^T`;
 * values as [pairs of keys, dimensions, 2], the right operand of `p v`.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu import amx
+from kernels.cpu import amx, instructions
 
 TILE_KEYS = 16
 
@@ -24,7 +25,7 @@ def is_tiled(cache: Tensor) -> bool:
     """Whether this cache, [num_blocks, block_size, kv_heads, head_dim], is kept in tiles on this machine."""
     block_size, _, head_dim = cache.shape[1:]
     fits = cache.dtype == torch.bfloat16 and block_size % TILE_KEYS == 0 and head_dim % 32 == 0
-    return fits and cache.device.type == "cpu" and amx.has_amx()
+    return fits and cache.device.type == "cpu" and (amx.has_amx() or instructions.has_dot())
 
 
 def in_tiles(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:

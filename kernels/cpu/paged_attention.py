@@ -1,9 +1,9 @@
 """Paged attention on a CPU, straight from the cache: one kernel for chunks of prompts and for decoding.
 
 A query's bits depend on its sequence up to itself, and on nothing else. Keys are taken in blocks of `KEY_BLOCK` that
-begin at multiples of it, rows of the products don't depend on one another (`attention_tiles`, `attention_vectors`),
-and keys that a row does not see add exact zeros. So it can't show how a prompt was cut into chunks, which of its keys
-were computed one by one, or what runs beside it.
+begin at multiples of it, rows of the products don't depend on one another (`attention_tiles`, `attention_pairs`,
+`attention_vectors`), and keys that a row does not see add exact zeros. So it can't show how a prompt was cut into
+chunks, which of its keys were computed one by one, or what runs beside it.
 
 Formula: softmax(scale q k^T) v with a running maximum (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022,
 FlashAttention, arXiv:2205.14135). Bytes moved: the keys and values that are seen, once for each `GROUP_ROWS` rows.
@@ -21,8 +21,8 @@ from numba import carray, njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from kernels.cpu import attention_tiles, attention_vectors
-from kernels.cpu.dtypes import FLOAT32, INT32, INT64, UINT8, UINT16, narrow
+from kernels.cpu import amx, attention_pairs, attention_tiles, attention_vectors
+from kernels.cpu.dtypes import FLOAT32, INT32, INT64, PAIRED, UINT8, UINT16, narrow
 from kernels.cpu.exp import exp32
 from kernels.cpu.kv_layout import is_tiled
 from kernels.cpu.memory import scratch_bytes, zeros_at
@@ -151,10 +151,12 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttent
     q, out = q.contiguous(), empty_result(q.shape, q.dtype)
     region = _in_float32
     if q.dtype == torch.bfloat16:
-        region = _in_tiles if is_tiled(k_cache) else _widened
+        region = _widened
+        if is_tiled(k_cache):
+            region = _in_tiles if amx.has_amx() else _in_pairs
     sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0)
     task = AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale))
-    itemsize = 2 if region is _in_tiles else 4
+    itemsize = 2 if region in (_in_tiles, _in_pairs) else 4
     region.launch(plan.num_items, task, _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize))
     return out
 
@@ -187,23 +189,26 @@ def _padded_rows(max_rows: int) -> int:
     return (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
-def _either(name: str) -> Callable:
-    """A step in compiled code: that of `attention_tiles` where its first argument holds bfloat16, else the other's."""
+_STEPS = {types.uint16: attention_tiles, types.int16: attention_pairs, types.float32: attention_vectors}
+
+
+def _step_of(name: str) -> Callable:
+    """A step in compiled code, of the module that the dtype of its first argument names."""
 
     def step(*arguments):
         raise NotImplementedError("inside compiled code only")
 
     @overload(step, strict=False, jit_options=EXACT)
     def choose(*arguments):
-        return getattr(attention_tiles if arguments[0].dtype == types.uint16 else attention_vectors, name)
+        return getattr(_STEPS[arguments[0].dtype], name)
 
     return step
 
 
-_configure, _restore, _load_query = _either("configure"), _either("restore"), _either("load_query")
-_find_slots, _pack_keys, _pack_values = _either("find_slots"), _either("pack_keys"), _either("pack_values")
+_configure, _restore, _load_query = _step_of("configure"), _step_of("restore"), _step_of("load_query")
+_find_slots, _pack_keys, _pack_values = _step_of("find_slots"), _step_of("pack_keys"), _step_of("pack_values")
 _width, _rows = njit(**EXACT)(_padded_width), njit(**EXACT)(_padded_rows)
-_score, _exponentiate, _weigh_values = _either("score"), _either("exponentiate"), _either("weigh_values")
+_score, _exponentiate, _weigh_values = _step_of("score"), _step_of("exponentiate"), _step_of("weigh_values")
 
 
 @njit(**EXACT)
@@ -303,6 +308,11 @@ def _body_in_tiles(task):
     leave(task)
 
 
+def _body_in_pairs(task):
+    _attend(task, enter(task), UINT16, PAIRED)
+    leave(task)
+
+
 def _body_widened(task):
     _attend(task, enter(task), UINT16, FLOAT32)
     leave(task)
@@ -313,7 +323,8 @@ def _body_in_float32(task):
     leave(task)
 
 
-_in_tiles, _widened, _in_float32 = map(ParallelRegion, (_body_in_tiles, _body_widened, _body_in_float32))
+_in_tiles, _in_pairs = ParallelRegion(_body_in_tiles), ParallelRegion(_body_in_pairs)
+_widened, _in_float32 = ParallelRegion(_body_widened), ParallelRegion(_body_in_float32)
 
 
 @njit(**EXACT)

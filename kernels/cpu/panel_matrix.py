@@ -31,12 +31,12 @@ class ProductTask(NamedTuple):
     width: int  # of the input
     out_width: int  # of the result
     group_rows: int  # rows of the input that go by while a panel stays in the L1 cache
-    x: Tensor  # [rows, width], of the matrix' input dtype
+    x: Tensor  # [rows, width]
     packed: Tensor  # [num_panels, ...], as the matrix packs it
     bias: Tensor | None  # [num_panels, panel], float32
     result: Tensor  # [rows, out_width]
     is_gated: bool
-    itemsize: int  # of the result and the packed weight. 2: bfloat16, 4: float32
+    itemsize: int  # of x, the result and the packed weight. 2: bfloat16, 4: float32
 
 
 AT = offsets_of(ProductTask)
@@ -52,7 +52,7 @@ class PanelMatrix:
 
     __slots__ = ("_bias", "_packed", "_panel_bias", "dtype", "is_gated", "shape")
     panel: ClassVar[int]  # rows of the weight that one pass multiplies, a multiple of 32
-    input_dtype: ClassVar[torch.dtype]  # that `region` reads; other inputs are converted
+    element_bytes: ClassVar[int]  # of the input's elements, as they are multiplied
     block_rows: ClassVar[int]  # rows of the input that one pass multiplies
     max_group_rows: ClassVar[int]  # rows of the input that a panel is multiplied with before the next one is taken
     region: ClassVar[ParallelRegion]  # carries out a `ProductTask`
@@ -69,7 +69,7 @@ class PanelMatrix:
         Shapes: x: [num_rows, width]; bias: [out]; result: [num_rows, out], half as wide when gated.
         Bytes moved: x and the result once, the weight once for each group of rows.
         """
-        x = x.to(self.input_dtype).contiguous()
+        x = x.to(self.dtype).contiguous()
         rows, (out, width) = x.shape[0], self.shape
         out //= 1 + self.is_gated
         result = empty_result((rows, out), self.dtype)
@@ -95,14 +95,9 @@ class PanelMatrix:
         self.region.launch(max_threads, task, self._scratch_bytes(rows, width, group_rows))
         return result
 
-    @property
-    def is_recordable(self) -> bool:
-        """Whether a product is one launch of `region` and nothing else."""
-        return self.dtype == self.input_dtype
-
     def _group_rows(self) -> int:
         """Rows of the input that are multiplied by a panel before the next one is taken: whole blocks."""
-        fitting = min(GROUP_BYTES // (self.input_dtype.itemsize * self.shape[1]), self.max_group_rows)
+        fitting = min(GROUP_BYTES // (self.element_bytes * self.shape[1]), self.max_group_rows)
         return max(fitting // self.block_rows, 1) * self.block_rows
 
     def _by_panel(self, weight: Tensor) -> Tensor:

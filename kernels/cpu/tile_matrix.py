@@ -6,7 +6,6 @@ gives the same bits. Few rows cost what reading the weight costs: up to 16 take 
 
 from __future__ import annotations
 
-import torch
 from numba import carray, njit
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class TileMatrix(PanelMatrix):
 
     __slots__ = ()
     panel = PANEL
-    input_dtype = torch.bfloat16
+    element_bytes = 2
     block_rows, max_group_rows = PANEL, MAX_GROUP_ROWS
 
     def _pack(self, weight: Tensor) -> Tensor:

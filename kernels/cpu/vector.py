@@ -18,10 +18,13 @@ from kernels.cpu.memory import emit_prefetch
 
 __all__ = [
     "LANES",
+    "dot",
     "fuse",
     "load_as_floats",
+    "load_words",
     "product",
     "resumed_product",
+    "splat",
     "store_gated",
     "store_sums",
     "transpose",
@@ -29,7 +32,8 @@ __all__ = [
 
 LANES = 16
 _UNROLLED = 4  # columns that one round of a product's loop adds up
-_WORDS = ir.VectorType(ir.IntType(32), LANES)
+_WORD = ir.IntType(32)
+_WORDS = ir.VectorType(_WORD, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 
@@ -65,7 +69,8 @@ def transpose(context, source, source_stride, target, target_stride):
 def product(rows: int, vectors: int) -> Callable[..., None]:
     """A micro-kernel: `target = left @ right` in float32, [rows, depth] by [depth, 16 x vectors].
 
-    Sums are in depth's order. `right` holds elements like those of `like`, widened in registers.
+    Sums are in depth's order. `right` holds elements like those of `like`: float32, bfloat16 that is widened in
+    registers, or pairs (uint32) of bfloat16, as `left` does then: a step of depth is two columns.
     """
 
     @intrinsic
@@ -90,7 +95,7 @@ def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
     def multiply(context, left, left_stride, right, depth, target, target_stride, resumes, ahead, beyond, like):
         def generate(context, builder, signature, arguments):
             left, left_stride, right, depth, target, target_stride, resumes = arguments[:7]
-            stride = right.type(panel * (4 if like.dtype == types.float32 else 2))
+            stride = right.type(panel * (like.dtype.bitwidth // 8))
             operands = left, left_stride, right, stride, depth, target, target_stride
             resumes = builder.icmp_signed("!=", resumes, resumes.type(0))
             _product(builder, (rows, vectors), like.dtype, *operands, resumes, arguments[7:9])
@@ -125,19 +130,24 @@ def _product(
             for sum_, place in zip(sums, places, strict=True):
                 builder.store(builder.load(place, align=4), sum_)
 
+    is_paired = dtype == types.uint32
+    element, vector = (_WORD, _WORDS) if is_paired else (ir.FloatType(), _FLOATS)
+
     def add(index: ir.Value) -> None:
         row = builder.add(right, builder.mul(index, right_stride))
-        columns = [load_as_floats(builder, row, j, dtype) for j in range(vectors)]
+        if is_paired:
+            columns = [load_words(builder, row, j) for j in range(vectors)]
+        else:
+            columns = [load_as_floats(builder, row, j, dtype) for j in range(vectors)]
         for address in ahead:
             emit_prefetch(builder, builder.add(address, builder.mul(index, index.type(64))))
         at = builder.add(left, builder.mul(index, index.type(4)))
         for i in range(rows):
-            value = builder.load(_pointer(builder, at, left_stride, i, ir.FloatType()), align=4)
-            single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, ir.IntType(32)(0))
-            same = builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * LANES))
+            value = builder.load(_pointer(builder, at, left_stride, i, element), align=4)
+            same = splat(builder, value, vector)
             for j, column in enumerate(columns):
                 sum_ = sums[i * vectors + j]
-                builder.store(fuse(builder, same, column, builder.load(sum_)), sum_)
+                builder.store((dot if is_paired else fuse)(builder, same, column, builder.load(sum_)), sum_)
 
     whole = builder.mul(builder.udiv(depth, depth.type(_UNROLLED)), depth.type(_UNROLLED))
     with cgutils.for_range_slice(builder, depth.type(0), whole, depth.type(_UNROLLED)) as (index, _):
@@ -147,6 +157,27 @@ def _product(
         add(index)
     for sum_, place in zip(sums, places, strict=True):
         builder.store(builder.load(sum_), place, align=4)
+
+
+def splat(builder: ir.IRBuilder, value: ir.Value, vector: ir.VectorType) -> ir.Value:
+    """A value in every lane."""
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _WORD(0))
+    return builder.shuffle_vector(single, single, ir.Constant(_WORDS, [0] * LANES))
+
+
+def load_words(builder: ir.IRBuilder, row: ir.Value, index: int) -> ir.Value:
+    """Vector `index` of a row of 32-bit words."""
+    return builder.load(_pointer(builder, row, row.type(4 * LANES), index, _WORDS), align=4)
+
+
+def dot(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
+    """`added` and the product of each lane's pair of bfloat16, the upper ones first: `vdpbf16ps`.
+
+    What is rounded is a lane's own affair. Numbers below 2^-126 count as 0.
+    """
+    signature = ir.FunctionType(_FLOATS, [_FLOATS, _WORDS, _WORDS])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(function, [added, left, right])
 
 
 def load_as_floats(builder: ir.IRBuilder, row: ir.Value, index: int, dtype: types.Type, lanes: int = LANES) -> ir.Value:

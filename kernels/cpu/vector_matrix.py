@@ -2,18 +2,18 @@
 
 A row is summed in the order of the weight's columns, each product and sum one instruction, whether six rows are taken
 together or four, and whether in one go or in chunks. Few rows cost what reading the weight costs: up to 12 take as long
-as one. bfloat16 is widened in registers: all arithmetic is float32.
+as one. bfloat16 is widened: all arithmetic is float32. `pair_matrix.py` multiplies pairs of it where the CPU does.
 """
 
 from __future__ import annotations
 
-import torch
-from llvmlite.binding import get_host_cpu_features
+import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import FLOAT32, UINT16
-from kernels.cpu.memory import copy, prefetch_l1, scratch_bytes, zeros_at
+from kernels.cpu.dtypes import FLOAT32, UINT16, widen
+from kernels.cpu.instructions import has_avx512
+from kernels.cpu.memory import array_at, copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
 from kernels.cpu.parallel_region import ParallelRegion
@@ -25,30 +25,35 @@ STRIP_BYTES = 1 << 15  # of a panel that stay in the L1 cache while a group's ro
 PANEL = 64  # rows of the weight that one pass multiplies
 BLOCK_ROWS, SMALL_BLOCK_ROWS = 6, 4  # of the input, held in registers together
 # Columns of a panel at a time: six rows of sums fill 24 of AVX-512's 32 registers, else 12 of AVX2's 16 or 24 of ARM's.
-BLOCK_COLUMNS = PANEL if get_host_cpu_features().get("avx512f") else 16
+BLOCK_COLUMNS = PANEL if has_avx512() else 16
 
 
 class VectorMatrix(PanelMatrix):
     """In float32 or bfloat16, of any shape."""
 
     __slots__ = ()
-    panel = PANEL
-    input_dtype = torch.float32
+    panel, element_bytes = PANEL, 4
     block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
 
     def _pack(self, weight: Tensor) -> Tensor:
         return weight.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()  # [panel, column, row of the weight]
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
-        return scratch_bytes((min(group_rows, rows) + BLOCK_ROWS, PANEL, 4), (1, PANEL, 4), (BLOCK_ROWS, width, 4))
+        held = rows if self.dtype.itemsize == 2 else 0
+        return product_scratch_bytes(rows, width, group_rows) + scratch_bytes((min(group_rows, held), width, 4))
+
+
+def product_scratch_bytes(rows: int, steps: int, group_rows: int) -> int:
+    """What a thread of `multiply` needs where it need not widen its inputs."""
+    return scratch_bytes((min(group_rows, rows) + BLOCK_ROWS, PANEL, 4), (1, PANEL, 4), (BLOCK_ROWS, steps, 4))
 
 
 def _body(task):
     space = enter(task)
     if field(task, AT.itemsize) == 2:
-        _multiply(task, space, UINT16)
+        multiply(task, space, UINT16, UINT16)
     else:
-        _multiply(task, space, FLOAT32)
+        multiply(task, space, FLOAT32, FLOAT32)
     leave(task)
 
 
@@ -66,23 +71,41 @@ def _next_block(left):
 
 
 @njit(**EXACT)
-def _multiply(task, space, like):
+def widen_rows(x, target, first, count, width):
+    """Rows of a matrix from `first` on as float32, to the beginning of another."""
+    for i in range(count):
+        for j in range(np.uintp(width)):
+            target[i, j] = widen(x[first + i, j])
+
+
+@njit(**EXACT)
+def multiply(task, space, like, held):
+    """Takes chunks until none is left. The result's elements are like `like`'s, those of the packed weight like
+    `held`'s: float32, bfloat16 to be widened with its inputs, or pairs of it, which are multiplied as they are.
+    """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
-    width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
+    out_width, group_rows = field(task, AT.out_width), field(task, AT.group_rows)
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
-    row_bytes, column_bytes = width * 4, PANEL * like.itemsize
+    widens, width = held.itemsize == 2, field(task, AT.width)  # a step of depth is a column, or a pair of them
+    steps = width // 2 if held.itemsize > like.itemsize else width
+    row_bytes, step_bytes = steps * 4, PANEL * held.itemsize
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
-    strip = STRIP_BYTES // column_bytes
+    strip = STRIP_BYTES // step_bytes
     sums, space = zeros_at(space, min(group_rows, rows) + BLOCK_ROWS, PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
-    rest, space = zeros_at(space, BLOCK_ROWS, width, FLOAT32)  # the last rows, where they are too few
-    biases, whole = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL)), rows
+    rest, space = zeros_at(space, BLOCK_ROWS, steps, FLOAT32)  # the last rows, where they are too few
+    wide, space = array_at(space, min(group_rows, rows) if widens else 0, width, FLOAT32)  # a group's rows
+    narrow = carray(pointer(task, AT.x, like), (rows, width))
+    biases, whole, widened = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL)), rows, -1
     at = max(rows - 1, 0) // group_rows * group_rows
     while at < rows:
         if at + _next_block(rows - at) > rows:
             whole = at
-            copy(x + at * row_bytes, rest.ctypes.data, (rows - at) * row_bytes)
+            if widens:
+                widen_rows(narrow, rest, at, rows - at, width)
+            else:
+                copy(x + at * row_bytes, rest.ctypes.data, (rows - at) * row_bytes)
         at += _next_block(rows - at)
     chunk = next_chunk(task)
     while chunk < num_chunks:
@@ -91,31 +114,35 @@ def _multiply(task, space, like):
         next_panel = following % num_panels if following < num_chunks else panel
         bias = biases[panel] if has_bias else no_bias[0]
         last = min(begin + group_rows, rows)
-        # A line or two of the next strip with each column. Two, where there are too few rows to ask for all of it.
+        if widens and widened != begin:
+            widen_rows(narrow, wide, begin, last - begin, width)
+            widened = begin
+        group = wide.ctypes.data if widens else x + begin * row_bytes
+        # A line or two of the next strip with each step. Two, where there are too few rows to ask for all of it.
         blocks = (last - begin + BLOCK_ROWS - 1) // BLOCK_ROWS * (PANEL // BLOCK_COLUMNS)
-        pace = 128 if blocks * 64 < column_bytes else 64
-        for first in range(0, width, strip):
-            depth = min(strip, width - first)
-            source = weight + (panel * width + first) * column_bytes
-            next_strip = source + depth * column_bytes
-            ahead = next_strip if first + depth < width else weight + next_panel * width * column_bytes
+        pace = 128 if blocks * 64 < step_bytes else 64
+        for first in range(0, steps, strip):
+            depth = min(strip, steps - first)
+            source = weight + (panel * steps + first) * step_bytes
+            next_strip = source + depth * step_bytes
+            ahead = next_strip if first + depth < steps else weight + next_panel * steps * step_bytes
             asked, row = 0, begin
             while row < last:
                 count = _next_block(last - row)
-                left = (x + row * row_bytes if row < whole else rest.ctypes.data) + first * 4
+                left = (group + (row - begin) * row_bytes if row < whole else rest.ctypes.data) + first * 4
                 found = sums[row - begin : row - begin + count]
                 for i in range(row + count, min(row + 2 * count, last)):
-                    prefetch_l1(x + i * row_bytes + first * 4, depth * 4)
+                    prefetch_l1(group + (i - begin) * row_bytes + first * 4, depth * 4)
                 for column in range(0, PANEL, BLOCK_COLUMNS):
-                    into, right = found.ctypes.data + column * 4, source + column * like.itemsize
-                    place = ahead + depth * asked if asked < column_bytes else source  # which is in the L1 cache
+                    into, right = found.ctypes.data + column * 4, source + column * held.itemsize
+                    place = ahead + depth * asked if asked < step_bytes else source  # which is in the L1 cache
                     beyond = place + depth * 64 if pace == 128 else source
                     if count == BLOCK_ROWS:
-                        _product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, like)
+                        _product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     else:
-                        _small_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, like)
+                        _small_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     asked += pace
-                if first + depth == width:
+                if first + depth == steps:
                     target = result + (row * out_width + panel * columns) * like.itemsize
                     real, stride = found[: last - row], out_width * like.itemsize
                     _store_result(real, bias, target, stride, min(out_width - panel * columns, columns), is_gated, like)

@@ -10,6 +10,7 @@ from kernels.cpu.kv_layout import in_tiles, is_tiled
 from kernels.cpu.tile_matrix import MAX_GROUP_ROWS, TileMatrix
 from kernels.linear import gated_linear, pack
 from kernels.paged_attention import attend_plainly, paged_attention
+from tests.fixtures.cpu_paths import CPU_PATHS, take_path
 
 
 @pytest.mark.parametrize("shape", [(96, 64), (130, 32), (1, 768), (1280, 768), (4096, 2048)])
@@ -90,13 +91,9 @@ def _kept(*caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return in_tiles(*caches) if is_tiled(caches[0]) else caches
 
 
-@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without matrix registers"])
+@pytest.fixture(params=CPU_PATHS)
 def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    if request.param == "bfloat16" and not amx.has_amx():
-        pytest.skip("this CPU has no matrix registers")
-    if request.param.endswith("registers"):
-        monkeypatch.setattr(amx, "has_amx", lambda: False)
-    return torch.float32 if request.param == "float32" else torch.bfloat16
+    return take_path(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("window", [None, 70, 600])

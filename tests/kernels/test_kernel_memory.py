@@ -12,7 +12,7 @@ import pytest
 import torch
 from numba import carray
 
-from kernels.cpu import amx, kernel_cache, parallel_region
+from kernels.cpu import kernel_cache, parallel_region
 from kernels.cpu.dtypes import INT64
 from kernels.cpu.parallel_region import KernelError, ParallelRegion
 from kernels.cpu.recorder import Arena, Recorder
@@ -23,6 +23,7 @@ from kernels.linear import pack, pack_blocks, row_linear
 from kernels.paged_attention import paged_attention
 from kernels.sample_row import SampleRow
 from kernels.sampling import sample
+from tests.fixtures.cpu_paths import CPU_PATHS, can_take, take_path
 
 GUARD = 0xA5
 GUARD_BYTES = 64
@@ -144,24 +145,15 @@ CALLS: dict[str, Callable[[torch.dtype], object]] = {
     "attention": lambda dtype: [_attention(dtype, *shape) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1))],
     "draws": lambda dtype: _draws(),
 }
-PATHS = pytest.mark.parametrize("path", ["float32", "bfloat16", "bfloat16 without matrix registers"])
 
 
-def _dtype_of(path: str, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    if path == "bfloat16" and not amx.has_amx():
-        pytest.skip("this CPU has no matrix registers")
-    if path.endswith("registers"):
-        monkeypatch.setattr(amx, "has_amx", lambda: False)
-    return torch.float32 if path == "float32" else torch.bfloat16
-
-
-@PATHS
+@pytest.mark.parametrize("path", CPU_PATHS)
 @pytest.mark.parametrize("call", CALLS)
 def test_kernels_keep_to_the_scratch_that_the_host_counted(
     call: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a thread computes in ends where the next thread's begins: a byte too far is another's wrong token."""
-    dtype = _dtype_of(path, monkeypatch)
+    dtype = take_path(path, monkeypatch)
     taken: list[torch.Tensor] = []
     encode = parallel_region.encode
 
@@ -197,12 +189,10 @@ def test_memory_that_cannot_be_had_is_the_hosts_error() -> None:
 
 def test_compiled_kernels_have_no_allocator_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """numba reports what it can't allocate as an exception, which compiled code on a team's threads can't raise."""
-    for path in ("float32", "bfloat16", "bfloat16 without matrix registers"):
+    for path in filter(can_take, CPU_PATHS):
         with monkeypatch.context() as patch:
-            if path == "bfloat16" and not amx.has_amx():
-                continue
             for call in CALLS.values():
-                call(_dtype_of(path, patch))
+                call(take_path(path, patch))
     folder = kernel_cache._cache_folder()
     assert folder is not None
     files = [Path(path) for path in folder.glob("*.kernel")]

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from kernels.cpu import amx
+from kernels.cpu import amx, instructions
+from kernels.cpu.pair_matrix import PairMatrix
+from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import BLOCK_ROWS, MAX_GROUP_ROWS, SMALL_BLOCK_ROWS, VectorMatrix
 from kernels.linear import gated_linear, pack, row_linear
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.03}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+class Kind(NamedTuple):
+    """A way to multiply on the vector registers."""
+
+    pack: Callable[..., PanelMatrix]
+    dtype: torch.dtype
+    step: int  # its widths are multiples of it
+
+
+KINDS = {
+    "float32": Kind(VectorMatrix, torch.float32, 1),
+    "bfloat16 widened": Kind(VectorMatrix, torch.bfloat16, 1),
+    "bfloat16 in pairs": Kind(PairMatrix, torch.bfloat16, 2),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    if request.param.endswith("pairs") and not instructions.has_dot():
+        pytest.skip("this CPU multiplies no pairs")
+    return KINDS[request.param]
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +54,12 @@ def _random(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> t
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-@DTYPES
 @pytest.mark.parametrize("width", [1, 17, 48, 100, 768, 2048])
 @pytest.mark.parametrize("out", [1, 33, 130, 1280])
-def test_products_are_right(dtype: torch.dtype, out: int, width: int) -> None:
+def test_products_are_right(kind: Kind, out: int, width: int) -> None:
+    width, dtype = -(-width // kind.step) * kind.step, kind.dtype
     weight, bias = _random(out, width, dtype=dtype, seed=1, scale=width**-0.5), _random(out, dtype=dtype, seed=2)
-    matrix, tolerance = VectorMatrix(weight), TOLERANCE[dtype]
+    matrix, tolerance = kind.pack(weight), TOLERANCE[dtype]
     for rows in (0, 1, 3, 4, 5, 7, 13, 130):
         x = _random(rows, width, dtype=dtype, seed=3)
         expected = x.double() @ weight.double().T
@@ -46,21 +70,20 @@ def test_products_are_right(dtype: torch.dtype, out: int, width: int) -> None:
             torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
 
 
-@DTYPES
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_bfloat16_is_rounded_once_and_after_the_bias(dtype: torch.dtype) -> None:
     weight, x, bias = (_random(*s, dtype=dtype, seed=i) for i, s in enumerate([(70, 90), (9, 90), (70,)]))
     wide = VectorMatrix(weight.float())(x.float(), bias.float())
     assert torch.equal(VectorMatrix(weight)(x, bias), wide.to(dtype))
 
 
-@DTYPES
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(130, 768), (33, 100), (70, 2048), (1280, 300)])
-def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype, threads: int, shape: tuple[int, int]) -> None:
+def test_rows_have_the_same_bits_in_every_batch(kind: Kind, threads: int, shape: tuple[int, int]) -> None:
     """Alone, in every place of the sixes and fours, at the borders of groups, among many."""
-    out, width = shape
+    (out, width), dtype = shape, kind.dtype
     weight, bias = _random(out, width, dtype=dtype, seed=1, scale=width**-0.5), _random(out, dtype=dtype, seed=2)
-    matrix = VectorMatrix(weight)
+    matrix = kind.pack(weight)
     group = matrix._group_rows()
     x = _random(group + 45, width, dtype=dtype, seed=3)
     torch.set_num_threads(threads)
@@ -81,12 +104,13 @@ def test_groups_hold_whole_blocks_and_at_most_so_many_rows() -> None:
         assert BLOCK_ROWS <= rows <= MAX_GROUP_ROWS
 
 
-@DTYPES
 @pytest.mark.parametrize("shape", [(64, 64), (108, 33), (4096, 768), (2, 5)])
-def test_gated_products_are_right_and_do_not_depend_on_other_rows(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    weight = _random(*shape, dtype=dtype, seed=1, scale=shape[1] ** -0.5)
-    x, bias = _random(70, shape[1], dtype=dtype, seed=2), _random(shape[0], dtype=dtype, seed=3)
-    matrix, tolerance = VectorMatrix(weight, is_gated=True), TOLERANCE[dtype]
+def test_gated_products_are_right_and_do_not_depend_on_other_rows(kind: Kind, shape: tuple[int, int]) -> None:
+    (out, width), dtype = shape, kind.dtype
+    width += width % kind.step
+    weight = _random(out, width, dtype=dtype, seed=1, scale=width**-0.5)
+    x, bias = _random(70, width, dtype=dtype, seed=2), _random(shape[0], dtype=dtype, seed=3)
+    matrix, tolerance = kind.pack(weight, is_gated=True), TOLERANCE[dtype]
     for added in (None, bias):
         gate, up = (x.double() @ weight.double().T + (0 if added is None else added.double())).chunk(2, dim=-1)
         found = gated_linear(x, matrix, added)
@@ -94,10 +118,9 @@ def test_gated_products_are_right_and_do_not_depend_on_other_rows(dtype: torch.d
         assert torch.equal(gated_linear(x[33:34], matrix, added), found[33:34])
 
 
-@DTYPES
-def test_nan_and_infinity_stay_in_their_row(dtype: torch.dtype) -> None:
-    matrix = VectorMatrix(torch.ones(40, 100).to(dtype))
-    x = torch.ones(21, 100).to(dtype)
+def test_nan_and_infinity_stay_in_their_row(kind: Kind) -> None:
+    matrix = kind.pack(torch.ones(40, 100).to(kind.dtype))
+    x = torch.ones(21, 100).to(kind.dtype)
     x[3, 5], x[18, 0], x[20, 99] = torch.nan, torch.inf, -torch.inf
     found = matrix(x)
     assert found[3].isnan().all()
@@ -107,16 +130,16 @@ def test_nan_and_infinity_stay_in_their_row(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 7, 15])
-def test_nothing_is_read_past_the_last_row(rows: int) -> None:
+def test_nothing_is_read_past_the_last_row(kind: Kind, rows: int) -> None:
     """The inputs end where memory ends: reading on would end the process."""
     page, width = mmap.PAGESIZE, 100
     memory = mmap.mmap(-1, 5 * page)
-    numbers = torch.frombuffer(memory, dtype=torch.float32)
+    numbers = torch.frombuffer(memory, dtype=torch.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.mprotect(ctypes.c_void_p(numbers.data_ptr() + 4 * page), ctypes.c_size_t(page), 0) == 0
-    x = numbers[page - rows * width : page].view(rows, width)
-    x.copy_(_random(rows, width, dtype=torch.float32, seed=1))
-    matrix = VectorMatrix(_random(70, width, dtype=torch.float32, seed=2))
+    x = numbers[: 4 * page].view(kind.dtype)[-rows * width :].view(rows, width)
+    x.copy_(_random(rows, width, dtype=kind.dtype, seed=1))
+    matrix = kind.pack(_random(70, width, dtype=kind.dtype, seed=2))
     assert torch.equal(matrix(x), matrix(x.clone()))
 
 
@@ -128,9 +151,15 @@ def test_an_input_that_is_a_view_is_read_as_such() -> None:
 def test_every_weight_that_has_kernels_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(pack(torch.zeros(8, 64)), VectorMatrix)
     assert isinstance(pack(torch.zeros(8, 33).bfloat16()), VectorMatrix)
-    assert isinstance(pack(torch.zeros(8, 64).bfloat16()), TileMatrix if amx.has_amx() else VectorMatrix)
-    monkeypatch.setattr(amx, "has_amx", lambda: False)
-    assert isinstance(pack(torch.zeros(8, 64).bfloat16()), VectorMatrix)
+    for has_amx, has_dot, wanted in (
+        (True, True, TileMatrix),
+        (False, True, PairMatrix),
+        (True, False, TileMatrix),
+        (False, False, VectorMatrix),
+    ):
+        monkeypatch.setattr(amx, "has_amx", lambda found=has_amx: found)
+        monkeypatch.setattr(instructions, "has_dot", lambda found=has_dot: found)
+        assert isinstance(pack(torch.zeros(8, 64).bfloat16()), wanted)
     half = torch.zeros(8, 64).half()
     assert pack(half) is half
 

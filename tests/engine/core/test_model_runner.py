@@ -14,11 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from engine.core.torch_runner import DeviceError, ModelRunner, auto_dtype
 from engine.model.directory import BadModelError, kv_bytes_per_token, open_model, size_kv
 from engine.model.make import make_model
+from engine.model.recorded_steps import can_record
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
-from kernels.cpu import amx
 from kernels.cpu.progress import use_progress_memory
+from tests.fixtures.cpu_paths import CPU_PATHS, take_path
 from tests.fixtures.runner import BLOCK_SIZE, Drive, give_blocks, run_all, step
 
 NUM_BLOCKS = 128
@@ -29,14 +30,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "small")
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16 without matrix registers"])
+@pytest.fixture(scope="module", params=CPU_PATHS)
 def runner(model_dir: Path, request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
-    dtype, _, lacks_registers = request.param.partition(" ")
-    if lacks_registers and not amx.has_amx():
-        pytest.skip("this CPU has none in any case")
     with pytest.MonkeyPatch.context() as patch:
-        if lacks_registers:
-            patch.setattr(amx, "has_amx", lambda: False)
+        take_path(request.param, patch)
+        dtype = request.param.partition(" ")[0]
         made = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_host_blocks=16, dtype=dtype)
         made.warm_up()
         yield made
@@ -69,6 +67,10 @@ def _alone(runner: ModelRunner, drives: list[Drive]) -> list[list[int]]:
 
 def test_a_runner_says_that_rows_do_not_depend_on_the_batch(runner: ModelRunner) -> None:
     assert runner.info.is_batch_invariant is True
+
+
+def test_decoding_steps_are_recorded_whatever_the_cpu_multiplies_with(runner: ModelRunner) -> None:
+    assert can_record(runner._decoder.weights)
 
 
 def test_in_float16_a_cpu_promises_no_bits_and_computes(model_dir: Path) -> None:

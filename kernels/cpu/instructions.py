@@ -1,0 +1,59 @@
+"""Which of this CPU's instructions the kernels use: all that it has, or fewer, as `FLEETCTL_CPU_KERNELS` says.
+
+So every path can be tested and measured on any machine that can run it. It is read once, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from functools import lru_cache
+
+import numba
+from llvmlite.binding import get_host_cpu_features
+
+__all__ = ["OPTION", "Instructions", "allowed", "has_avx512", "has_dot"]
+
+OPTION = "FLEETCTL_CPU_KERNELS"
+
+
+class Instructions(IntEnum):
+    """What kernels may use at most; each has all of those before it, where the CPU has them."""
+
+    AVX2 = 1  # vectors of eight
+    VECTORS = 2  # the longest vectors that there are
+    DOT = 3  # with products of bfloat16 pairs (`vdpbf16ps`)
+    AMX = 4  # with matrix registers
+
+
+_NAMES = {item.name.lower(): item for item in Instructions}
+
+
+def read(said: str | None) -> Instructions:
+    """The value of the option; everything where it is not set.
+
+    Raises:
+        ValueError: it is no name of these.
+    """
+    if not said:
+        return Instructions.AMX
+    if said.lower() not in _NAMES:
+        raise ValueError(f"{OPTION}={said}: it takes {', '.join(_NAMES)}")
+    return _NAMES[said.lower()]
+
+
+allowed = read(os.environ.get(OPTION))
+if allowed is Instructions.AVX2 and get_host_cpu_features().get("avx512f"):
+    numba.config.CPU_NAME, numba.config.CPU_FEATURES = "haswell", ""
+
+
+@lru_cache(maxsize=1)
+def has_avx512() -> bool:
+    """Whether compiled code has 32 registers of sixteen float32."""
+    return bool(get_host_cpu_features().get("avx512f")) and allowed > Instructions.AVX2
+
+
+@lru_cache(maxsize=1)
+def has_dot() -> bool:
+    """Whether sixteen pairs of bfloat16 are multiplied and added to float32 in one instruction."""
+    return bool(get_host_cpu_features().get("avx512bf16")) and allowed >= Instructions.DOT
