@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kernels.cpu import instructions
+from kernels.cpu.pair_matrix import PairMatrix
+from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recorder import Arena, Recorder, RecordingError, computing_constants
 from kernels.cpu.recording import Recording
 from kernels.cpu.rms_norm import rms_norm
@@ -21,6 +24,7 @@ from kernels.sample_row import SampleRow
 
 WIDTH = 96
 WEIGHT = torch.ones(WIDTH)  # tasks hold addresses: it must outlive them
+WEIGHTS = {torch.float32: WEIGHT, torch.bfloat16: WEIGHT.bfloat16()}
 
 
 @pytest.fixture(params=[1, 2, 5], ids=lambda count: f"{count}-threads")
@@ -31,22 +35,31 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _chain(x: torch.Tensor, matrix: VectorMatrix, arena: Arena | None = None) -> torch.Tensor:
+def _chain(x: torch.Tensor, matrix: PanelMatrix, arena: Arena | None = None) -> torch.Tensor:
     """Thirty dependent tasks, of many pieces and of one."""
     residual = x
     for _ in range(10):
         if arena is not None:
             arena.next_generation()
-        x, residual = rms_norm(x, WEIGHT, 1e-5, residual)
+        x, residual = rms_norm(x, WEIGHTS[x.dtype], 1e-5, residual)
         x = silu_mul(matrix(x))
     return x
 
 
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("rows", [1, 3, 200])
-def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(rows: int) -> None:
-    matrix = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5)
-    first, second = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(VectorMatrix, torch.float32), (VectorMatrix, torch.bfloat16), (PairMatrix, torch.bfloat16)],
+    ids=["float32", "bfloat16 widened", "bfloat16 in pairs"],
+)
+def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(
+    rows: int, kind: type[PanelMatrix], dtype: torch.dtype
+) -> None:
+    if kind is PairMatrix and not instructions.has_dot():
+        pytest.skip("this CPU multiplies no pairs")
+    matrix = kind((torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5).to(dtype))
+    first, second = torch.randn(rows, WIDTH).to(dtype), torch.randn(rows, WIDTH).to(dtype)
     expected = [_chain(x, matrix) for x in (first, second)]
     arena, place = Arena(), first.clone()
     with Recorder(arena) as recorder:
