@@ -62,7 +62,7 @@ def render(
 def describe_machine(machines: Mapping[str, MachineRates]) -> str:
     """Date, CPU, threads, load and measured rates, in one line."""
     measured = "; ".join(
-        f"{dtype} GEMM {m.gemm_flops_per_s / 1e9:.0f} GFLOP/s, memory read {m.read_bytes_per_s / 1e9:.1f} GB/s"
+        f"{dtype} products {m.flops_per_s / 1e9:.0f} GFLOP/s, memory read {m.read_bytes_per_s / 1e9:.1f} GB/s"
         for dtype, m in machines.items()
     )
     threads = next((m.num_threads for m in machines.values()), 0)

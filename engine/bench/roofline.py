@@ -1,4 +1,4 @@
-"""What this machine could do at best, measured beside the engines: bytes over bandwidth, FLOPs over GEMM rate."""
+"""What this machine could do at best, measured beside the engines: bytes over bandwidth, FLOPs over the units' rate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.model.directory import kv_bytes_per_token, weight_bytes
 READ_BYTES = 512 << 20  # more than caches hold
 GEMM_SIDE = 1536
 ROUNDS = 5
+PEAK_CHUNKS, PEAK_ROUNDS = 8, 1_000  # of a thread: some 20 ms
 BYTES_OF = {"float32": 4, "bfloat16": 2}
 
 
@@ -22,20 +23,27 @@ class MachineRates:
     """Rates of all threads together, the best of some rounds."""
 
     read_bytes_per_s: float
-    gemm_flops_per_s: float  # in the dtype that was asked for
+    flops_per_s: float  # in the dtype that was asked for
     num_threads: int
 
 
 def measure_machine(dtype: str, num_threads: int) -> MachineRates:
-    """Memory bandwidth and GEMM rate of `num_threads` threads, the best of `ROUNDS` each."""
+    """Memory bandwidth and rate of products of `num_threads` threads, the best of `ROUNDS` each.
+
+    Products: torch's GEMM, or the vector registers' on operands in the first cache where those are faster.
+    """
     import torch
+
+    from kernels.cpu.peak import multiply_in_cache
 
     torch.set_num_threads(num_threads)
     values = torch.ones(READ_BYTES // 4)
     read_s = _best(lambda: values.sum())
     matrix = torch.randn((GEMM_SIDE, GEMM_SIDE)).to(getattr(torch, dtype))
-    gemm_s = _best(lambda: matrix @ matrix)
-    return MachineRates(values.nbytes / read_s, 2 * GEMM_SIDE**3 / gemm_s, num_threads)
+    gemm_rate = 2 * GEMM_SIDE**3 / _best(lambda: matrix @ matrix)
+    chunks = {"chunks": num_threads * PEAK_CHUNKS, "rounds": PEAK_ROUNDS}
+    peak_rate = multiply_in_cache(matrix.dtype, **chunks) / _best(lambda: multiply_in_cache(matrix.dtype, **chunks))
+    return MachineRates(values.nbytes / read_s, max(gemm_rate, peak_rate), num_threads)
 
 
 def roofline_tokens_per_s(
@@ -54,12 +62,12 @@ def roofline_tokens_per_s(
     output = sum(r.output_tokens for r in requests)
     shared = [r for r in requests if r.has_prefix]
     prompt = sum(len(r.prompt) for r in requests) - PREFIX_TOKENS * max(len(shared) - 1, 0)
-    prefill_s = (prompt * layer_flops + len(requests) * head_flops) / machine.gemm_flops_per_s
+    prefill_s = (prompt * layer_flops + len(requests) * head_flops) / machine.flops_per_s
     context = sum((len(r.prompt) + r.output_tokens / 2) * r.output_tokens for r in requests) / output
     at_once = min(concurrency, len(requests))
     step_bytes = read_weights + at_once * context * kv_bytes_per_token(config, dtype)
     step_flops = at_once * (layer_flops + head_flops)
-    step_s = max(step_bytes / machine.read_bytes_per_s, step_flops / machine.gemm_flops_per_s)
+    step_s = max(step_bytes / machine.read_bytes_per_s, step_flops / machine.flops_per_s)
     return output / (prefill_s + output / at_once * step_s)
 
 

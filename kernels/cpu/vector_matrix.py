@@ -59,7 +59,7 @@ def _body(task):
 
 VectorMatrix.region = ParallelRegion(_body)
 _store_result = epilogue(PANEL)
-_product, _small_product = (
+block_product, _small_product = (
     resumed_product(count, BLOCK_COLUMNS // 16, PANEL) for count in (BLOCK_ROWS, SMALL_BLOCK_ROWS)
 )
 
@@ -138,7 +138,7 @@ def multiply(task, space, like, held):
                     place = ahead + depth * asked if asked < step_bytes else source  # which is in the L1 cache
                     beyond = place + depth * 64 if pace == 128 else source
                     if count == BLOCK_ROWS:
-                        _product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
+                        block_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     else:
                         _small_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     asked += pace

@@ -85,8 +85,8 @@ def test_figures_of_nothing_are_refused() -> None:
 def test_roofline_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> None:
     config = open_model(make_model(tmp_path / "small")).config
     requests = [BenchRequest((5,), 100, has_prefix=False)]
-    slow_memory = MachineRates(read_bytes_per_s=1e6, gemm_flops_per_s=1e18, num_threads=1)
-    slow_gemm = MachineRates(read_bytes_per_s=1e18, gemm_flops_per_s=1e6, num_threads=1)
+    slow_memory = MachineRates(read_bytes_per_s=1e6, flops_per_s=1e18, num_threads=1)
+    slow_gemm = MachineRates(read_bytes_per_s=1e18, flops_per_s=1e6, num_threads=1)
     by_bytes = roofline_tokens_per_s(config, "float32", requests, 1, slow_memory)
     assert roofline_tokens_per_s(config, "bfloat16", requests, 1, slow_memory) == pytest.approx(2 * by_bytes)
     by_flops = roofline_tokens_per_s(config, "float32", requests, 1, slow_gemm)

@@ -15,6 +15,7 @@ from numba import carray
 from kernels.cpu import kernel_cache, parallel_region
 from kernels.cpu.dtypes import INT64
 from kernels.cpu.parallel_region import KernelError, ParallelRegion
+from kernels.cpu.peak import multiply_in_cache
 from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
@@ -144,6 +145,7 @@ CALLS: dict[str, Callable[[torch.dtype], object]] = {
     "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in ("int8", "int4")],
     "attention": lambda dtype: [_attention(dtype, *shape) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1))],
     "draws": lambda dtype: _draws(),
+    "peak": lambda dtype: multiply_in_cache(dtype, chunks=3, rounds=2),
 }
 
 

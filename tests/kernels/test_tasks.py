@@ -11,7 +11,7 @@ import pytest
 import torch
 from numba import carray, cfunc, types
 
-from kernels.cpu import paged_attention, panel_matrix, recording, rms_norm, rope_store, sampling, silu_mul
+from kernels.cpu import paged_attention, panel_matrix, peak, recording, rms_norm, rope_store, sampling, silu_mul
 from kernels.cpu.dtypes import FLOAT32, FLOAT64
 from kernels.cpu.task import encode, field, float32_field, offsets_of, pointer
 
@@ -23,6 +23,7 @@ LAYOUTS = [
     panel_matrix.ProductTask,
     paged_attention.AttentionTask,
     sampling.DrawTask,
+    peak.PeakTask,
     paged_attention.PlanDescriptor,
     recording.ReplayHeader,
     recording.LaunchRow,
