@@ -28,7 +28,10 @@ Scope: {{ incident.scope | pairs if incident.scope else "the whole fleet" }}. \
 {% if incident.handling.acknowledged_at %}, acknowledged {{ incident.handling.acknowledged_at | utc }} by \
 {{ incident.handling.acknowledged_by | text }}{% else %}, never acknowledged{% endif %}. {% endif %}
 {% if incident.part_of %}It is part of {{ incident.part_of | code }}, which explains it. {% endif %}
-It began {{ began_at | utc }}, was noticed {{ incident.opened_at | utc }}, \
+It began {{ began_at | utc }}\
+{% if diagnosis and diagnosis.onset is not none and began_at - diagnosis.onset >= 15 %} \
+(by its alerts; their series changed {{ (began_at - diagnosis.onset) | span }} before){% endif %}\
+, was noticed {{ incident.opened_at | utc }}, \
 {% if incident.resolved_at %}and was over {{ incident.resolved_at | utc }}.{% else %}and is not over.{% endif %}
 
 

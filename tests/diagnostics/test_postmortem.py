@@ -55,6 +55,15 @@ def test_tells_the_story_of_the_incident() -> None:
     assert text.endswith("\n")
 
 
+def test_its_beginning_by_alerts_and_by_the_series_are_told_side_by_side_where_they_differ() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    onset = diagnosis.model_copy(update={"onset": OPENED - 75, "onset_early": OPENED - 80, "onset_late": OPENED - 60})
+    text = page(diagnosis=onset)
+
+    assert "It began 2023-11-14 22:13:05 (by its alerts; their series changed 60 s before), was noticed" in text
+
+
 def test_measures_the_time_between_the_turning_points() -> None:
     found = durations(make_record())
 
