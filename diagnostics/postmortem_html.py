@@ -18,6 +18,7 @@ from diagnostics.record import IncidentRecord
 from diagnostics.timechart import Chart, Mark, draw_chart
 
 CHARTS_BEFORE = "<h2>How long it took</h2>"
+ROLLOUTS = "rollout."  # kinds of events begin so
 LEAD_S = 600.0  # drawn before the onset, or as long as the incident lasted if that is more
 
 _STYLE = """
@@ -31,15 +32,18 @@ svg .title{font-weight:600;fill:#1c2430}svg .grid{stroke:#e6eaee}svg .limit{stro
 svg polyline{fill:none;stroke-width:1.6}svg .peer{stroke-width:1}svg .mark{stroke-width:1.4}
 svg .onset{stroke:#c0392b}svg .alert{stroke:#e08a00;stroke-dasharray:3 3}
 svg .verdict{stroke:#6a4c93;stroke-dasharray:2 3}
-svg .action{stroke:#2e8b57}svg .end{stroke:#7f8c8d}
+svg .action{stroke:#2e8b57}
+svg .deploy{stroke:#0b62a4;stroke-dasharray:6 3}svg .end{stroke:#7f8c8d}
 .key span{margin-right:1.2em}.key .onset{color:#c0392b}.key .alert{color:#b36b00}.key .verdict{color:#6a4c93}
-.key .action{color:#2e8b57}.key .end{color:#5a6572}@media print{body{margin:0;max-width:none}}
+.key .action{color:#2e8b57}
+.key .deploy{color:#0b62a4}.key .end{color:#5a6572}@media print{body{margin:0;max-width:none}}
 """
 _KEY = (
     ("onset", "it began"),
     ("alert", "an alert fired"),
     ("verdict", "a verdict"),
     ("action", "a run began or ended"),
+    ("deploy", "a rollout"),
     ("end", "resolved"),
 )
 
@@ -63,7 +67,7 @@ def render_html(report: PostmortemInput, series: Iterable[Series]) -> str:
 
 
 def marks_of(incident: IncidentRecord) -> list[Mark]:
-    """Onset, alerts, verdicts, runs and the end, in time."""
+    """Onset, alerts, verdicts, runs, rollouts and the end, in time."""
     marks = [Mark(began_at(incident), "it began", "onset")]
     marks += [Mark(one.fired_at, f"{one.name} fired", "alert") for one in incident.alerts if one.fired_at is not None]
     marks += [
@@ -77,16 +81,23 @@ def marks_of(incident: IncidentRecord) -> list[Mark]:
             marks.append(Mark(min(begun), f"{run.runbook} began ({run.id})", "action"))
         if begun and ended:
             marks.append(Mark(max(ended), f"{run.runbook}: {run.status} ({run.id})", "action"))
+    told = {event.seq: event for event in (*incident.around, *incident.timeline) if event.kind.startswith(ROLLOUTS)}
+    marks += [Mark(event.at, event.text, "deploy") for event in told.values()]
     if incident.resolved_at is not None:
         marks.append(Mark(incident.resolved_at, "resolved", "end"))
     return sorted(marks, key=lambda one: one.at)
 
 
+def drawn_window(incident: IncidentRecord, now: float) -> tuple[float, float]:
+    """From when until when its charts go: as long before the onset as after it, ten minutes at least."""
+    until = incident.resolved_at or now
+    began = began_at(incident)
+    return began - max(LEAD_S, until - began), until
+
+
 def _drawn(charts: Sequence[Chart], report: PostmortemInput) -> str:
     incident = report.incident
-    until = incident.resolved_at or report.written_at
-    began = began_at(incident)
-    since = began - max(LEAD_S, until - began)
+    since, until = drawn_window(incident, report.written_at)
     marks = marks_of(incident)
     pictures = []
     for chart in charts:

@@ -75,6 +75,30 @@ class DeepCheck(Wire):
     detail: str = ""  # why it failed, or why it is not known
 
 
+class HeldRequest(Wire):
+    """One request in flight at a node, without its prompt or text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    request_id: str
+    kind: str = ""  # chat, completion
+    state: str = ""  # waiting, running, moving, ending
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    kv_blocks: int | None = None  # None: the core has not said
+    age_s: float | None = None
+    priority: int | None = None
+    deadline_s: float | None = None
+
+
+class HeldRequests(Wire):
+    """What a node holds, oldest first. `unknown`: why it is not known; the list is no empty one then."""
+
+    requests: list[HeldRequest] = Field(default_factory=list)
+    num_arriving: int = 0  # read or tokenised, and not taken in yet
+    unknown: str = ""
+
+
 class NodeAbility(Wire):
     """One thing that may be done to a node."""
 
@@ -721,6 +745,40 @@ class Incident(Wire):
     part_of: str | None = None  # id of the wider incident that explains this one
     postmortem: str | None = None  # path of the Markdown file, once written
     blackbox: str | None = None  # path of the incident file, once written
+
+
+class ChartLine(Wire):
+    """One series of a chart: the highest value of each of its columns, oldest first; None where nothing was known."""
+
+    name: str
+    is_own: bool = True  # of the incident's place; others are its peers
+    values: list[float | None]
+
+
+class ChartMark(Wire):
+    """A moment to be seen in every chart."""
+
+    at: float
+    text: str
+    kind: str  # onset, alert, verdict, action, deploy, end
+
+
+class IncidentChart(Wire):
+    """One metric of an incident's place."""
+
+    title: str
+    unit: str  # seconds, ratio, count, per_second
+    limit: float | None = None  # what is promised
+    lines: list[ChartLine]
+
+
+class IncidentCharts(Wire):
+    """What was measured in an incident's place, and what happened there, over one window of time."""
+
+    since: float
+    until: float
+    charts: list[IncidentChart] = Field(default_factory=list)  # none: no series of its place were kept
+    marks: list[ChartMark] = Field(default_factory=list)  # by time
 
 
 class RunbookInfo(Wire):

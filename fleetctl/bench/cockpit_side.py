@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, TypeAdapter
 
 from fleetctl import wire
+from fleetctl.controller.event_feed import MEDIA_TYPE, event_of
 
 SCRAPED_EVERY_S = 5.0
 NUM_EVENTS = 10_000
@@ -31,10 +34,10 @@ class Answers:
         self._begun_at = time.time()
         self._made: dict[str, tuple[int, bytes]] = {}
 
-    def of(self, path: str, query: dict[str, list[str]]) -> bytes | None:
+    def of(self, path: str) -> bytes | None:
         """The answer as JSON; None where there is none."""
         if path == "/v1/events":
-            return self._events(query)
+            return _listed([self._event(seq) for seq in range(1, EVENTS_AT_ONCE + 1)])
         scrape = int(time.time() / SCRAPED_EVERY_S)
         known = self._made.get(path)
         if known is None or known[0] != scrape:
@@ -68,6 +71,7 @@ class Answers:
                 | "/v1/rollouts"
                 | "/v1/tenants"
                 | "/v1/audit"
+                | "/v1/autoscaler"
             ):
                 return b"[]"
         return None
@@ -86,15 +90,14 @@ class Answers:
             loops={},
         )
 
-    def _events(self, query: dict[str, list[str]]) -> bytes:
-        """As the controller's: newest ones, or those after a number, which are waited for."""
-        after = int(query.get("after", ["0"])[0])
-        if "newest" in query:
-            return _listed([self._event(seq) for seq in range(1, EVENTS_AT_ONCE + 1)])
-        deadline = time.time() + float(query.get("wait_s", ["0"])[0])
-        while (last := self._last_seq()) <= after and time.time() < deadline:
+    def stream(self, after: int) -> Iterator[bytes]:
+        """Events after a number, as the controller streams them, without an end."""
+        while True:
+            last = self._last_seq()
+            for seq in range(after + 1, last + 1):
+                yield event_of(self._event(seq)).encode()
+            after = max(after, last)
             time.sleep(0.2)
-        return _listed([self._event(seq) for seq in range(after + 1, min(last, after + EVENTS_AT_ONCE) + 1)])
 
     def _last_seq(self) -> int:
         return NUM_EVENTS + int((time.time() - self._begun_at) / SCRAPED_EVERY_S)
@@ -159,13 +162,25 @@ def handler_of(answers: Answers) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked = urlsplit(self.path)
-            body = answers.of(asked.path, parse_qs(asked.query))
-            self.send_response(204 if asked.path == "/v1/routing" else 404 if body is None else 200)
+            path = urlsplit(self.path).path
+            if path == "/v1/events/stream":
+                self._stream(int(self.headers.get("Last-Event-ID", "0")))
+                return
+            body = answers.of(path)
+            self.send_response(204 if path == "/v1/routing" else 404 if body is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
             self.wfile.write(body or b"")
+
+        def _stream(self, after: int) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", MEDIA_TYPE)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            with suppress(OSError):  # the cockpit is gone
+                for event in answers.stream(after):
+                    self.wfile.write(event)
 
         def log_message(self, *_: object) -> None:
             pass

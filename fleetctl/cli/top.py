@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -35,11 +36,15 @@ def register(app: typer.Typer) -> None:
         selectors: Selectors = None,
         sort_by: SortBy = None,
         reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
+        theme: Annotated[
+            str | None,
+            typer.Option("--theme", help="Colours of the cockpit: dark, light, colour-blind, no-colour; NO_COLOR too."),
+        ] = None,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """Open the cockpit: the fleet live, incidents with evidence, approvals by one key."""
         if kind is None:
-            _open_cockpit()
+            _open_cockpit(theme)
             return
         found = parse_kind(kind)
         view = TOP_VIEWS.get(found)
@@ -49,12 +54,16 @@ def register(app: typer.Typer) -> None:
         print_listing(listing, output)
 
 
-def _open_cockpit() -> None:
+def _open_cockpit(theme: str | None) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInputError("top needs a terminal", remedy="fleetctl top nodes")
     import asyncio
 
     from fleetctl.tui.app import run_cockpit
+    from fleetctl.tui.palette import PALETTES
 
+    name = theme or ("no-colour" if "NO_COLOR" in os.environ else "dark")
+    if name not in PALETTES:
+        raise BadInputError(f"no theme is named {name}", remedy=f"one of {', '.join(PALETTES)}")
     settings = current().settings()
-    asyncio.run(run_cockpit(lambda: make_client(settings)))
+    asyncio.run(run_cockpit(lambda: make_client(settings), theme=name))

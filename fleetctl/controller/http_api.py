@@ -24,6 +24,7 @@ from fleetctl import wire
 from fleetctl.controller.access.gate import TokenGate, identity_of
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
+from fleetctl.controller.event_feed import MEDIA_TYPE, feed
 from fleetctl.controller.http_edge import (
     ChangeRoutes,
     HostGate,
@@ -38,7 +39,9 @@ from fleetctl.controller.http_edge import (
     read_route,
     receive_file,
     wait_param,
+    whole_number,
 )
+from fleetctl.controller.incidents.incident_charts import charts_view
 from fleetctl.controller.incidents.incident_report import PageForm
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
 from fleetctl.controller.incidents.remediation import given_names, new_nodes, with_new_nodes
@@ -92,6 +95,7 @@ from fleetctl.wire import (
     SeverityRequest,
     SilenceRequest,
     Status,
+    TimelineEntry,
     TokenRequest,
     TokenRole,
     VerbInfo,
@@ -108,6 +112,7 @@ LOOK_BACK_S = 30 * 86_400.0  # at failures, when nobody says how far
 MAX_AUDIT_ROWS = 5000  # in one answer
 MAX_LOG_LINES = 10_000
 LOG_POLL_S = 0.5
+DEFAULT_CHART_COLUMNS = 120
 WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
 T = TypeVar("T")
 
@@ -150,6 +155,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/nodes": api.nodes,
         "/v1/nodes/{name}": api.node,
         "/v1/nodes/{name}/logs": api.node_logs,
+        "/v1/nodes/{name}/requests": api.node_requests,
         "/v1/groups": api.groups,
         "/v1/gpus": api.gpus,
         "/v1/failures": api.failures,
@@ -170,7 +176,9 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/incidents/{id}": api.incident,
         "/v1/incidents/{id}/postmortem": api.postmortem,
         "/v1/incidents/{id}/blackbox": api.blackbox,
+        "/v1/incidents/{id}/charts": api.incident_charts,
         "/v1/events": api.events,
+        "/v1/events/stream": api.event_stream,
         "/v1/runbooks": api.runbooks,
         "/v1/runbooks/{name}": api.runbook,
         "/v1/runs": api.runs,
@@ -298,6 +306,13 @@ class _Api:
         abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
         room = capacity_of(self._c.provider, self._c.fleet.nodes[name].row.spec)
         return _json(found.model_copy(update={"abilities": abilities, "more": room.more, "more_why": room.why}))
+
+    async def node_requests(self, request: Request) -> Response:
+        """What the node holds; why that is not known where it is not."""
+        name = request.path_params["name"]
+        if name not in self._c.fleet.nodes:
+            raise self._no_such_node(name)
+        return _json(await self._c.effects.engine.requests_view(name))
 
     async def groups(self, request: Request) -> Response:
         by = request.query_params.get("by", GroupBy.POOL)
@@ -528,6 +543,13 @@ class _Api:
             packed = await asyncio.to_thread(path.read_bytes)
         return Response(packed, media_type="application/gzip")
 
+    async def incident_charts(self, request: Request) -> Response:
+        """Its key series in `columns` columns, with onset, alerts, runs and rollouts beside them."""
+        columns = int_param(request, "columns", DEFAULT_CHART_COLUMNS)
+        stored = await self._stored_incident(request.path_params["id"])
+        report = await self._c.reports.report_of(stored)
+        return _json(await asyncio.to_thread(charts_view, report, columns))
+
     async def import_incident(self, request: Request) -> Response:
         by = note(request, claim=_claim(request))
         with tempfile.TemporaryDirectory(prefix="fleetctl-import-") as folder:
@@ -549,6 +571,20 @@ class _Api:
             return _json_list(await self._c.timeline.read_newest(newest, incident_id=incident_id, **wanted))
         waiting = self._c.timeline.wait(after, wait_param(request), incident_id)
         return _json_list(await self._until_stopping(waiting) or [])
+
+    async def event_stream(self, request: Request) -> Response:
+        """Entries as they come: those after `Last-Event-ID` or `after` first; without either, new ones only."""
+        last = request.headers.get("Last-Event-ID")
+        if last is not None or "after" in request.query_params:
+            after = int_param(request, "after") if last is None else whole_number("Last-Event-ID", last)
+        else:
+            newest = await self._c.timeline.read_newest(1)
+            after = newest[-1].seq if newest else 0
+
+        async def wait(seen: int, wait_s: float) -> list[TimelineEntry] | None:
+            return await self._until_stopping(self._c.timeline.wait(seen, wait_s))
+
+        return StreamingResponse(feed(wait, after), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
     async def runbooks(self, _: Request) -> Response:
         return _json_list([runbook_view(page, with_page=False) for page in self._c.content.pages.values()])

@@ -126,8 +126,11 @@ async def _receive(
 def int_param(request: Request, name: str, default: int = 0) -> int:
     """A query parameter that is a whole number, 0 or more. Raises BadInputError."""
     text = request.query_params.get(name)
-    if text is None:
-        return default
+    return default if text is None else whole_number(name, text)
+
+
+def whole_number(name: str, text: str) -> int:
+    """What a client gave as a whole number, 0 or more, under this name. Raises BadInputError."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise BadInputError(f"{name}: expected a whole number, 0 or more, not {text[:40]!r}")
     return int(text)

@@ -80,9 +80,10 @@ def alert_detail(alert: Alert, snapshot: Snapshot, now: float) -> Iterator[Cell]
         yield Cell(alert.description, Tone.DIM)
     if alert.state is AlertState.UNKNOWN:
         yield Cell("Its signal is missing or stale: neither firing nor clear. Nothing automatic acts on it.", Tone.WARN)
-    for what, at in (("condition holds since", alert.active_at), ("fires since", alert.fired_at)):
-        if at is not None:
-            yield Cell(f"{what} {clock_time(at)}, {age(now - at)} ago", Tone.DIM)
+    since = (("condition holds since", alert.active_at), ("fires since", alert.fired_at))
+    told = [f"{what} {clock_time(at)}, {age(now - at)} ago" for what, at in since if at is not None]
+    if told:
+        yield Cell("; ".join(told), Tone.DIM)
     if snapshot.explained == alert.fingerprint and snapshot.explanation is not None:
         yield from explanation_lines(snapshot.explanation)
     labels = "  ".join(f"{name}={value}" for name, value in sorted(alert.labels.items()) if name not in HIDDEN_LABELS)
@@ -104,7 +105,8 @@ def explanation_lines(explanation: AlertExplanation) -> Iterator[Cell]:
         limit = ""
         if part.comparison:
             is_plain = part.limit_value is not None and part.limit == f"{part.limit_value:g}"
-            named = part.limit if is_plain else f"{part.limit} = {_number(part.limit_value)}"
+            limit_text = " ".join(part.limit.split())
+            named = limit_text if is_plain else f"{_number(part.limit_value)} = {limit_text}"
             limit = f" {part.comparison} {named}"
         yield Cell(f"{joined:<7}{_number(part.value):>8}{limit}   {' '.join(part.expression.split())}")
 

@@ -11,13 +11,14 @@ import asyncio
 import gc
 import getpass
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import structlog
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.filter import LineFilter, NoColor
 from textual.widgets import ContentSwitcher, Footer, RichLog
 from textual.worker import Worker
 
@@ -33,25 +34,27 @@ from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.node_pane import NodePane
 from fleetctl.tui.order import Act, Answer, Handle, Names, Order, Simple, Wrong, completions, parse_order
 from fleetctl.tui.order import Jump as JumpOrder
+from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.tui.prompt_line import PromptLine
 from fleetctl.tui.reader import CockpitClient, SnapshotReader
 from fleetctl.tui.runbook_pane import RunbookPane
-from fleetctl.tui.section_panes import NowPane, TrafficPane
-from fleetctl.tui.snapshot import Snapshot, Wanted, asking
+from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
+from fleetctl.tui.snapshot import Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
-from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TokenRole
+from fleetctl.tui.still import Redrawn
+from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TimelineEntry, TokenRole
 from runbooks.verbs import VERBS
 
 log = structlog.get_logger()
 
 POLL_EVERY_S = 2.0
-EVENTS_WAIT_S = 25.0
 DRAWN_LATELY_S = 2.5
 EVENTS_AT_START = 1000
-EVENTS_GAP_S = 0.5  # a storm of events is read in parts
+EVENTS_GAP_S = 0.3  # a storm of events is read in parts
 LOG_LINES = 200
+GC_AFTER = 100_000  # new objects
 
 
 class Closable(CockpitClient, Protocol):
@@ -71,6 +74,7 @@ FRAME_KEYS = (
     (":", "a command, as after fleetctl; Tab completes; --dry-run does nothing"),
     ("Esc", "end the filter; else go back"),
     ("r", "look again now"),
+    ("t", "theme: dark, light, colour-blind, no-colour"),
     ("q", "quit"),
 )
 
@@ -103,12 +107,13 @@ class Cockpit(App[None]):
         ),
         *(
             Binding(str(number), f"go('{place.value}')", place.label, show=False, priority=True)
-            for number, place in enumerate(Place, 1)
+            for number, place in enumerate(list(Place)[:9], 1)
         ),
         Binding("left_square_bracket,alt+left", "step(-1)", "Back", show=False, priority=True),
         Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False, priority=True),
         Binding("escape", "leave", "Back", show=False, priority=True),
         Binding("r", "refresh_now", "Refresh", show=False, priority=True),
+        Binding("t", "theme", "Theme", show=False, priority=True),
         Binding("q", "quit", "Quit", priority=True),
     ]
 
@@ -122,10 +127,12 @@ class Cockpit(App[None]):
         on_ready: Callable[[Cockpit], None] | None = None,
         now: Callable[[], float] = time.time,
         poll_every_s: float | None = POLL_EVERY_S,
+        theme: str = "dark",
     ) -> None:
         """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted."""
         super().__init__()
         self.title = title
+        self.theme = choose(theme).base
         self.animation_level = "none"  # a screen to act on, often over a slow line
         self.snapshot = Snapshot()
         self.failure: Exception | None = None  # what `until` raised
@@ -140,6 +147,7 @@ class Cockpit(App[None]):
         self._now = now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
+        self._is_waking = False
         self._offered: tuple[object, ...] = ()
         self._drawn_at = 0.0
         self._log_worker: Worker[None] | None = None
@@ -162,6 +170,8 @@ class Cockpit(App[None]):
             TrafficPane(),
             EventsPane(),
             AuditPane(),
+            RolloutPane(),
+            AutoscalerPane(),
         )
         self._panes = {pane.PLACE: pane for pane in parts}
         self._switcher = ContentSwitcher(*self._panes.values(), initial=Place.NOW.value, id="panes")
@@ -251,6 +261,7 @@ class Cockpit(App[None]):
     def go(self, visit: Visit) -> None:
         """Show a screen, about what it was about before where nothing is named."""
         if visit.subject is None and visit.place in (Place.NODE, Place.INCIDENT):
+            self._incident.forget_past()
             chosen = self._fleet.selected
             node = self._node.subject or (chosen.name if chosen is not None else None)
             visit = Visit(visit.place, node if visit.place is Place.NODE else self._incident.subject)
@@ -423,6 +434,7 @@ class Cockpit(App[None]):
                 return (
                     place is Place.INCIDENT
                     and self._incident.shown is not None
+                    and not is_closed(self._incident.shown)
                     and self.snapshot.may(TokenRole.OPERATOR)
                 )
             case "page":
@@ -491,6 +503,24 @@ class Cockpit(App[None]):
         if node is not None:
             self._obey(parse_order(f"{name} {target_of(VERBS[name], node)} {options}".rstrip()))
 
+    def action_theme(self) -> None:
+        """The next palette."""
+        self._use_palette(after(chosen().name))
+        self.notify(f"{chosen().name}  (t: the next)", title="Theme", timeout=3, markup=False)
+
+    def _use_palette(self, name: str) -> None:
+        self.theme = choose(name).base
+        self.refresh_css(animate=False)
+        for widget in self.screen_stack[0].walk_children() if self.screen_stack else ():
+            if isinstance(widget, Redrawn):
+                widget.forget_drawn()
+        self._draw()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """What takes colours out, while the palette has none."""
+        filters = super().get_line_filters()
+        return filters if chosen().has_colour else [*filters, NoColor()]
+
     def action_refresh_now(self) -> None:
         """Read everything now."""
         self._look_again()
@@ -527,18 +557,25 @@ class Cockpit(App[None]):
         while True:
             try:
                 if after is None:
-                    entries = await controller.newest_events(EVENTS_AT_START)
-                else:
-                    entries = await controller.events(after, EVENTS_WAIT_S)
+                    after = self._heard(reader, await controller.newest_events(EVENTS_AT_START), 0)
+                async for entry in controller.follow_events(after):
+                    after = self._heard(reader, [entry], after)
             except FleetctlError as error:
                 log.debug("events.unread", error=error.message)
-                await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
-                continue
-            after = max((entry.seq for entry in entries), default=after or 0)
-            if entries:
-                reader.heard(entries)
-                self._wake.set()
-                await asyncio.sleep(EVENTS_GAP_S)
+            await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
+
+    def _heard(self, reader: SnapshotReader, entries: list[TimelineEntry], after: int) -> int:
+        """The number of the last one."""
+        if entries:
+            reader.heard(entries)
+            if not self._is_waking:  # a storm of events is read in parts
+                self._is_waking = True
+                self.set_timer(EVENTS_GAP_S, self._wake_up)
+        return max((entry.seq for entry in entries), default=after)
+
+    def _wake_up(self) -> None:
+        self._is_waking = False
+        self._wake.set()
 
     def _follow_log(self) -> None:
         """Follow the shown node's log, and nobody else's."""
@@ -615,14 +652,18 @@ async def run_cockpit(
     until: Awaitable[object] | None = None,
     by: str | None = None,
     on_ready: Callable[[Cockpit], None] | None = None,
+    theme: str = "dark",
 ) -> None:
     """Show the cockpit until a person quits or `until` is done.
 
     `on_ready` gets the running app, e.g. to tell it a story with `post_story`. What `until` raises is raised here.
     Log lines are held meanwhile: stderr is the same terminal.
     """
-    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready)
-    gc.freeze()  # modules and classes live as long as we do: without it each snapshot has them all looked through
+    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready, theme=theme)
+    # Modules and classes live as long as we do, and a reading of 1,000 nodes is 60,000 objects that no cycle holds: to
+    # look through them again and again took longer than to read them.
+    gc.freeze()
+    gc.set_threshold(GC_AFTER, 10, 10)
     with held_logs():
         await cockpit.run_async()
     if cockpit.failure is not None:

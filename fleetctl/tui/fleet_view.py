@@ -232,7 +232,8 @@ def _heading(snapshot: Snapshot, group: str, name: str, rows: Sequence[NodeRow])
         cells += load_cells(load)
     if group == "pool":
         tail = snapshot.pool_tails.get(name, NO_TAIL)
-        cells.append(Cell(f"an hour ago {span(tail.ttft_before_s)}", Tone.DIM))
+        if tail.ttft_before_s is not None:
+            cells.append(Cell(f"1h ago {span(tail.ttft_before_s)}", Tone.DIM))
         pool = next((one for one in snapshot.pools if one.name == name), None)
         if pool is not None and pool.state is not PoolState.CONVERGED:
             tone = Tone.BAD if pool.state is PoolState.BACKING_OFF else Tone.BUSY

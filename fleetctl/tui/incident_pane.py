@@ -9,25 +9,27 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widget import Widget
-from textual.widgets import Static
 
 from fleetctl.tui.cell import StorySection
+from fleetctl.tui.chart_view import chart_section
 from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view
 from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint_section
-from fleetctl.tui.snapshot import is_closed
+from fleetctl.tui.snapshot import Part, is_closed
+from fleetctl.tui.still import Redrawn, Still
 from fleetctl.wire import Incident
 
 # Sections of the view. On a wide screen the second column stands beside the first.
-_COLUMNS = (("head", "ask", "run"), ("diagnosis", "timeline"))
+_COLUMNS = (("head", "ask", "run"), ("diagnosis", "charts", "timeline"))
 
 
-class IncidentPane(Pane):
+class IncidentPane(Redrawn, Pane):
     """The list of incidents, and the chosen one."""
 
     PLACE = Place.INCIDENT
+    NEEDS = frozenset({Part.CHARTS})
     CAN_FILTER = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_detail(4)", "Down", show=False),
@@ -38,8 +40,9 @@ class IncidentPane(Pane):
         super().__init__()
         self.table = _IncidentTable(INCIDENT_COLUMNS, id="incidents")
         self._detail = VerticalScroll(id="detail", can_focus=False)
-        self._sections = {name: Static(id=name, classes="section") for names in _COLUMNS for name in names}
+        self._sections = {name: Still(id=name, classes="section") for names in _COLUMNS for name in names}
         self._drawn: dict[str, StorySection | None] = {}
+        self._past: str | None = None  # id of one that was over when a person chose it
 
     def compose(self) -> ComposeResult:
         """The list; beside or below it the sections."""
@@ -64,6 +67,10 @@ class IncidentPane(Pane):
             return focus
         return next((one for one in self.snapshot.incidents if one.id == wanted), None)
 
+    def forget_drawn(self) -> None:
+        """Draw every section again."""
+        self._drawn.clear()
+
     def draw(self) -> None:
         """The list, and the chosen one's sections."""
         self._follow()
@@ -78,8 +85,15 @@ class IncidentPane(Pane):
             self._drawn.clear()
             return
         view = incident_view(incident, self.now)
+        is_its = self.snapshot.charts_of == incident.id
+        charts = chart_section(self.snapshot.charts if is_its else None, self.snapshot.charts_unknown if is_its else "")
         for name in self._sections:
-            self._draw(name, getattr(view, name))
+            self._draw(name, charts if name == "charts" else getattr(view, name))
+
+    def forget_past(self) -> None:
+        """A person comes anew: what is open is shown before what they read of the past."""
+        if self._past is not None and any(not is_closed(one) for one in self.snapshot.incidents):
+            self.subject = self._past = None
 
     def action_scroll_detail(self, lines: int) -> None:
         """Scroll the detail by so many lines."""
@@ -89,6 +103,8 @@ class IncidentPane(Pane):
         """Show the incident that the cursor moved to."""
         event.stop()
         self.subject = event.key
+        chosen = next((one for one in self.snapshot.incidents if one.id == event.key), None)
+        self._past = event.key if chosen is not None and is_closed(chosen) else None
         self.post_message(self.About(event.key))
         self.draw()
 
@@ -98,13 +114,14 @@ class IncidentPane(Pane):
         self.post_message(self.Asks(Place.RUNBOOK))
 
     def _follow(self) -> None:
-        """Keep what was chosen while it is open; a new open incident takes the place of a closed one."""
+        """Keep what was chosen while it is open, or was over when it was chosen; else the gravest is shown."""
         incidents = self.snapshot.incidents
         current = next((one for one in incidents if one.id == self.subject), None)
         gravest = incidents[0] if incidents else None
         if self.subject is not None and self.subject == getattr(self.snapshot.focus, "id", None) and current is None:
             return  # an old one that the list has no more
-        if current is None or (gravest is not None and is_closed(current) and not is_closed(gravest)):
+        is_over = current is not None and is_closed(current) and current.id != self._past
+        if current is None or (gravest is not None and is_over and not is_closed(gravest)):
             self.subject = None
 
     def _draw(self, name: str, section: StorySection | None) -> None:
@@ -114,7 +131,7 @@ class IncidentPane(Pane):
         widget = self._sections[name]
         widget.display = section is not None
         if section is not None:
-            widget.update(paint_section(section))
+            widget.redraw(paint_section(section))
 
 
 class _IncidentTable(LiveTable, inherit_bindings=False):

@@ -20,6 +20,7 @@ from fleetctl.wire import (
 )
 
 MAX_TIMELINE = 200
+IN_COMMAND = frozenset({"node", "like", "instance", "url", "table_version"})  # of a receipt; or for programs
 MAX_IMPACT = 3  # of what its alerts say
 
 STATUSES: dict[IncidentStatus, tuple[str, Tone]] = {
@@ -149,7 +150,9 @@ def _head(incident: Incident, now: float) -> StorySection:
     if incident.handling.words:
         rows.append((Cell("who", Tone.DIM), Cell(incident.handling.words)))
     elif incident.resolved_at is None:
-        rows.append((Cell("who", Tone.DIM), Cell(f"nobody: fleetctl incident ack {incident.id}", Tone.WARN)))
+        rows.append(
+            (Cell("who", Tone.DIM), Cell(f"nobody: T takes it, or fleetctl incident ack {incident.id}", Tone.WARN))
+        )
     if (until := incident.handling.silenced_until) is not None and until > now:
         rows.append((Cell("silenced", Tone.DIM), Cell(f"until {clock_time(until)}, {incident.handling.silence_id}")))
     if names:
@@ -165,8 +168,9 @@ def _ask(run: Run, now: float) -> StorySection:
     left = f", {span(run.expires_at - now)} left" if run.expires_at is not None else ""
     steps = [(Cell(f"{step.index + 1}", Tone.DIM), Cell(step.command)) for step in run.steps if step.phase == "do"]
     return StorySection(
-        Cell(f"PROPOSED: {run.title or run.runbook}   a approve   d deny{left}", Tone.WARN),
+        Cell(f"PROPOSED: {run.title or run.runbook}{left}", Tone.WARN),
         (
+            (Cell("keys", Tone.DIM), Cell("a approve   d deny   x dry run", Tone.WARN)),
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
             *(((Cell("approvals", Tone.DIM), Cell(run.approval, Tone.WARN)),) if run.approval else ()),
             *(((Cell("forecast", Tone.DIM), Cell(run.prediction)),) if run.prediction else ()),
@@ -224,7 +228,8 @@ def _beside(diagnosis: Diagnosis) -> Iterator[Cell]:
 def _evidence(found: Evidence) -> tuple[Cell, ...]:
     glyph, tone = _ANSWERS[found.answer]
     if found.answer == "unknown":
-        return (Cell(glyph, tone), Cell(found.title), Cell(found.why_unknown or "no data", tone), Cell(""), Cell(""))
+        told = f"{found.title} Not known: {found.why_unknown or 'no data'}"
+        return (Cell(glyph, tone), Cell(told), Cell(""), Cell(""), Cell(""))
     speaks = {"for": "+", "against": "-", "": ""}[found.speaks]  # of the cause
     title = f"{found.title} ({found.usual})" if found.usual else found.title
     return (
@@ -270,7 +275,13 @@ def receipt_text(step: StepRecord) -> str:
     if step.error:
         return f"  {step.error}"
     plain = {key: value for key, value in step.receipt.items() if isinstance(value, str | int | float | bool)}
-    return f"  → {_pairs({key: str(value) for key, value in plain.items()})}" if plain else ""
+    if "summary" in plain:  # it has what the rest counts
+        return f"  → {plain['summary']}"
+    if "predicted" in plain:
+        told = (str(plain["predicted"]), *(f"{name}: {plain[name]}" for name in ("room", "guard") if name in plain))
+        return f"  → {'; '.join(told)}"
+    told = {key: str(value) for key, value in plain.items() if key not in IN_COMMAND}
+    return f"  → {_pairs(told)}" if told else ""
 
 
 def _timeline(entries: list[TimelineEntry]) -> StorySection:

@@ -17,15 +17,15 @@ from textual.strip import Strip
 from fleetctl.kit.printable import one_line
 from fleetctl.tui.cell import Cell, Tone, clip
 from fleetctl.tui.listing import Column, Line, Order, shown_columns
-from fleetctl.tui.rich_text import STYLES
+from fleetctl.tui.rich_text import style_of
+from fleetctl.tui.still import Redrawn
 
 GAP = 1
 HEADER = 1
-_TONES = {tone: Style.parse(text) for tone, text in STYLES.items()}
 _PAST = Style(dim=True)
 
 
-class LiveTable(ScrollView, can_focus=True):
+class LiveTable(Redrawn, ScrollView, can_focus=True):
     """Lines are known by key: the cursor stays on its line when others come and go."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"live-table--cursor", "live-table--header", "live-table--group"}
@@ -100,6 +100,11 @@ class LiveTable(ScrollView, can_focus=True):
             self.refresh()
         else:
             self._refresh_changed()
+
+    def forget_drawn(self) -> None:
+        """Draw every line again."""
+        self._drawn.clear()
+        self.refresh()
 
     def select(self, key: str) -> None:
         """Move the cursor to a line; nothing when it is not there."""
@@ -251,7 +256,7 @@ def _strip(cells: Sequence[tuple[Cell, int]], base: Style, gap: int) -> Strip:
     for cell, width in cells:
         text = clip(one_line(cell.text), width)
         padded = text.rjust(width) if cell.right else text.ljust(width)
-        segments.append(Segment(padded, base + _TONES[cell.tone]))
+        segments.append(Segment(padded, base + Style.parse(style_of(cell.tone))))
         segments.append(Segment(" " * gap, base))
         length += width + gap
     return Strip(segments)

@@ -7,7 +7,7 @@ from textual.containers import Vertical
 from textual.widget import Widget
 from textual.widgets import RichLog, Static
 
-from fleetctl.kit.printable import one_line
+from fleetctl.tui.log_line import log_words
 from fleetctl.tui.node_view import node_sections
 from fleetctl.tui.pane import Pane, Sections
 from fleetctl.tui.place import Place
@@ -21,13 +21,13 @@ class NodePane(Pane):
     """One node, and its log."""
 
     PLACE = Place.NODE
-    NEEDS = frozenset({Part.NODE, Part.POOLS, Part.PAST})
+    NEEDS = frozenset({Part.NODE, Part.REQUESTS, Part.POOLS, Part.PAST})
 
     def __init__(self) -> None:
         super().__init__()
         self._sections = Sections(id="node-sections")
         self._log_head = Static("Log", id="node-log-head")
-        self._log = RichLog(id="node-log", wrap=False, max_lines=MAX_LOG_LINES, auto_scroll=True)
+        self._log = RichLog(id="node-log", wrap=True, min_width=0, max_lines=MAX_LOG_LINES, auto_scroll=True)
 
     def compose(self) -> ComposeResult:
         """Sections above or left, the log below or right."""
@@ -58,7 +58,7 @@ class NodePane(Pane):
 
     def add_log(self, line: str) -> None:
         """One line of its log."""
-        self._log.write(one_line(line))
+        self._log.write(log_words(line))
 
     def end_log(self, why: str) -> None:
         """No more lines come."""

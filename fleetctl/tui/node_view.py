@@ -11,6 +11,8 @@ from fleetctl.tui.cell import (
     Tone,
     age,
     bar,
+    clip,
+    count,
     percent,
     rate,
     signal_cell,
@@ -18,8 +20,10 @@ from fleetctl.tui.cell import (
     whole,
 )
 from fleetctl.tui.snapshot import Part, Snapshot, Tail
-from fleetctl.wire import DeepCheck, Gpu, Node, NodePhase, Pool, PoolState
+from fleetctl.wire import DeepCheck, Gpu, HeldRequest, HeldRequests, Node, NodePhase, Pool, PoolState
 
+MAX_REQUESTS = 30
+REQUEST_ID_WIDTH = 22
 PHASES: dict[NodePhase, tuple[str, Tone]] = {
     NodePhase.STARTING: ("◔", Tone.BUSY),
     NodePhase.READY: ("●", Tone.GOOD),
@@ -99,6 +103,36 @@ def _deep_check(check: DeepCheck) -> Cell:
     return Cell(f"deep check {check.result}{ago}" + (f": {check.detail}" if check.detail else ""), tone)
 
 
+def _held(held: HeldRequests | None) -> StorySection:
+    """Requests in flight, one a line, the oldest first."""
+    if held is None:
+        return StorySection(Cell("Requests in flight: not known yet", Tone.DIM))
+    if held.unknown:
+        return StorySection(Cell(f"Requests in flight are not known: {held.unknown}", Tone.WARN))
+    arriving = f", {held.num_arriving} arriving" if held.num_arriving else ""
+    heading = f"Asked now: {count(len(held.requests), 'request')} in flight{arriving}"
+    if not held.requests:
+        return StorySection(Cell(heading, Tone.DIM))
+    titles = ("request", "state", "age", "in", "out", "KV blocks", "deadline")
+    rows = [tuple(Cell(title, Tone.DIM, right=at > 1) for at, title in enumerate(titles))]
+    rows += [_request(one) for one in held.requests[:MAX_REQUESTS]]
+    more = len(held.requests) - MAX_REQUESTS
+    notes = (Cell(f"and {more} more, younger ones", Tone.DIM),) if more > 0 else ()
+    return StorySection(Cell(heading, Tone.STRONG), tuple(rows), notes)
+
+
+def _request(one: HeldRequest) -> tuple[Cell, ...]:
+    tone = {"running": Tone.PLAIN, "waiting": Tone.WARN}.get(one.state, Tone.BUSY)
+    numbers = (one.tokens_in, one.tokens_out, one.kv_blocks)
+    return (
+        Cell(clip(one.request_id, REQUEST_ID_WIDTH)),
+        Cell(one.state or UNKNOWN, tone),
+        Cell(span(one.age_s), right=True),
+        *(Cell(UNKNOWN if number is None else f"{number:,}", right=True) for number in numbers),
+        Cell(span(one.deadline_s) if one.deadline_s is not None else "none", Tone.DIM, right=True),
+    )
+
+
 def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: float) -> Iterator[StorySection]:
     """One node: state, what it does now, its cards, what may be done to it."""
     if node is None:
@@ -111,7 +145,7 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
     drift_s = snapshot.drift_s(Part.NODE, now)
     tail = snapshot.node_tails.get(node.name, Tail())
     told = (
-        ("requests in flight", signal_cell(node.running, drift_s, whole), "waiting", node.waiting, whole),
+        ("running", signal_cell(node.running, drift_s, whole), "waiting", node.waiting, whole),
         ("KV", signal_cell(node.kv_ratio, drift_s, percent), "prefix hit", node.prefix_hit_ratio, percent),
         ("step", signal_cell(node.step_s, drift_s, span), "preempted", node.preemption_ratio, percent),
         ("TTFT", signal_cell(node.ttft_s, drift_s, span), "ITL", node.itl_s, span),
@@ -135,6 +169,7 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
     kv = node.kv_ratio.value
     notes = (Cell(f"KV {bar(kv, 40)}│", Tone.PLAIN),) if kv is not None and kv == kv else ()
     yield StorySection(Cell("Now", Tone.STRONG), tuple(rows), notes)
+    yield _held(snapshot.requests)
     if node.abilities:
         can = tuple(
             (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
 from fleetctl.tui.snapshot import Snapshot, is_closed
@@ -19,7 +20,8 @@ def now_sections(snapshot: Snapshot, now: float) -> tuple[StorySection, ...]:
     """What a person needs first, first."""
     if snapshot.known_at is None:
         return (StorySection(Cell("Nothing is known yet: the controller has not answered.", Tone.DIM)),)
-    return (_hurts(snapshot, now), _automation(snapshot, now), _pools(snapshot), _last(snapshot))
+    budgets = budget_section(snapshot.budgets)
+    return (_hurts(snapshot, now), budgets, _automation(snapshot, now), _pools(snapshot), _last(snapshot))
 
 
 def _hurts(snapshot: Snapshot, now: float) -> StorySection:
@@ -75,7 +77,8 @@ def _automation(snapshot: Snapshot, now: float) -> StorySection:
     doing = f"Automation (policy {policy})"
     if not rows:
         return StorySection(Cell(f"{doing}: nothing is under way, nothing waits", Tone.DIM))
-    return StorySection(Cell(doing, Tone.STRONG), tuple(rows))
+    asks = "   g i, then a approves" if any(cell.text == "waits for you" for row in rows for cell in row) else ""
+    return StorySection(Cell(f"{doing}{asks}", Tone.STRONG), tuple(rows))
 
 
 def _runs(snapshot: Snapshot, now: float) -> Iterator[Row]:
@@ -99,7 +102,9 @@ def _waits(run: Run) -> str:
 
 def _what(run: Run, now: float) -> Row:
     step = next((one for one in run.steps if one.status == "running"), None)
-    text = f"{run.title or run.runbook} {', '.join(run.targets)}".rstrip()
+    title = run.title or run.runbook
+    others = [target for target in run.targets if target.rpartition("/")[2] not in title]
+    text = f"{title} {', '.join(others)}".rstrip()
     if run.question:
         text += f": {run.question}"
     elif step is not None:

@@ -39,7 +39,9 @@ NOUNS: Mapping[str, Place] = {
     "routing": Place.TRAFFIC,
     "traffic-rules": Place.TRAFFIC,
     "tenants": Place.TRAFFIC,
-    "rollouts": Place.TRAFFIC,
+    "rollouts": Place.ROLLOUT,
+    "rollout": Place.ROLLOUT,
+    "autoscaler": Place.AUTOSCALER,
     "events": Place.EVENTS,
     "audit": Place.AUDIT,
 }

@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Static
 
 from fleetctl.tui.cell import Cell, StorySection
 from fleetctl.tui.listing import Column, Line, Order
@@ -19,6 +18,7 @@ from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint, paint_section
 from fleetctl.tui.snapshot import Part, Snapshot
+from fleetctl.tui.still import Redrawn, Still
 
 
 class Pane(Vertical):
@@ -73,7 +73,10 @@ class Pane(Vertical):
         self.draw()
 
 
-class Sections(VerticalScroll, can_focus=True):
+NOTHING = StorySection(Cell(""))  # equal to no section that is shown
+
+
+class Sections(Redrawn, VerticalScroll, can_focus=True):
     """Sections under each other; only one that changed is drawn again."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -88,17 +91,21 @@ class Sections(VerticalScroll, can_focus=True):
     def show(self, sections: Iterable[StorySection]) -> None:
         """Make it show exactly these."""
         wanted = list(sections)
-        statics = list(self.query(Static))
+        statics = list(self.query(Still))
         for static in statics[len(wanted) :]:
             static.display = False
         for index, section in enumerate(wanted):
             if index < len(statics):
                 statics[index].display = True
                 if self._drawn[index] != section:
-                    statics[index].update(paint_section(section))
+                    statics[index].redraw(paint_section(section))
             else:
-                self.mount(Static(paint_section(section), classes="section"))
+                self.mount(Still(paint_section(section), classes="section"))
         self._drawn = wanted + self._drawn[len(wanted) :]
+
+    def forget_drawn(self) -> None:
+        """Draw every section again."""
+        self._drawn = [NOTHING] * len(self._drawn)
 
     def action_scroll_lines(self, lines: int) -> None:
         """Scroll by so many lines."""
@@ -117,7 +124,7 @@ class TablePane(Pane):
     def __init__(self, columns: Sequence[Column[Any]], *, table_id: str, empty: str) -> None:
         super().__init__()
         self.table = LiveTable(columns, id=table_id)
-        self._detail = Static(id=f"{table_id}-detail", classes="detail")
+        self._detail = Still(id=f"{table_id}-detail", classes="detail")
         self._empty = empty
         self.order = Order()
 
@@ -149,12 +156,12 @@ class TablePane(Pane):
         row = self.table.selected
         if row is not None:
             cells = [cell for cell in self.detail(row) if cell.text]
-            self._detail.update(Text("\n").join(_wrapping(cell) for cell in cells))
+            self._detail.redraw(Text("\n").join(_wrapping(cell) for cell in cells))
         elif self.snapshot.known_at is None:
-            self._detail.update(Text("Nothing is known yet: the controller has not answered.", style="dim"))
+            self._detail.redraw(Text("Nothing is known yet: the controller has not answered.", style="dim"))
         else:
             empty = f"Nothing fits {self.words!r}; Esc ends the filter." if self.words else self._empty
-            self._detail.update(Text(empty, style="dim"))
+            self._detail.redraw(Text(empty, style="dim"))
 
     def on_live_table_moved(self, event: LiveTable.Moved) -> None:
         """Tell of the line that the cursor moved to."""

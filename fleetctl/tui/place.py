@@ -18,6 +18,8 @@ class Place(StrEnum):
     TRAFFIC = "traffic"
     EVENTS = "events"
     AUDIT = "audit"
+    ROLLOUT = "rollout"
+    AUTOSCALER = "autoscaler"
 
     @property
     def label(self) -> str:
@@ -35,6 +37,8 @@ JUMPS: dict[str, Place] = {
     "t": Place.TRAFFIC,
     "e": Place.EVENTS,
     "u": Place.AUDIT,
+    "l": Place.ROLLOUT,
+    "s": Place.AUTOSCALER,
 }
 """The second key of a jump."""
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
-from fleetctl.tui.snapshot import Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed
+from fleetctl.tui.chart_view import COLUMNS
+from fleetctl.tui.snapshot import Budget, Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed
 from fleetctl.wire import (
     ActionRequest,
     Alert,
@@ -22,9 +23,12 @@ from fleetctl.wire import (
     ApprovalRequest,
     AssignRequest,
     AuditRow,
+    AutoscalerPool,
     CallerInfo,
     GroupBy,
+    HeldRequests,
     Incident,
+    IncidentCharts,
     IncidentNote,
     Node,
     NodeGroup,
@@ -49,20 +53,23 @@ class CockpitClient(Protocol):
     async def caller(self) -> CallerInfo: ...
     async def nodes(self) -> list[Node]: ...
     async def node(self, name: str, /) -> Node: ...
+    async def node_requests(self, name: str, /) -> HeldRequests: ...
     async def pools(self) -> list[Pool]: ...
     async def groups(self, by: GroupBy, /) -> list[NodeGroup]: ...
     async def alerts(self) -> list[Alert]: ...
     async def explain_alert(self, fingerprint: str, /) -> AlertExplanation: ...
     async def incidents(self, status: str | None = None) -> list[Incident]: ...
     async def incident(self, incident_id: str, /) -> Incident: ...
+    async def incident_charts(self, incident_id: str, columns: int = 120) -> IncidentCharts: ...
     async def runbook(self, name: str, /) -> RunbookInfo: ...
     async def runs(self, incident_id: str | None = None) -> list[Run]: ...
     async def routing(self, after: int | None = None, wait_s: float = 0.0) -> RoutingTable | None: ...
     async def tenants(self) -> list[TenantUse]: ...
     async def rollouts(self, pool: str | None = None) -> list[Rollout]: ...
+    async def autoscaler(self) -> list[AutoscalerPool]: ...
     async def audit(self, *, limit: int = 200) -> list[AuditRow]: ...
     async def query(self, expr: str, /) -> dict[str, Any]: ...
-    async def events(self, after: int = 0, wait_s: float = 0.0) -> list[TimelineEntry]: ...
+    def follow_events(self, after: int | None = None) -> AsyncIterator[TimelineEntry]: ...
     async def newest_events(self, limit: int = 1000) -> list[TimelineEntry]: ...
     def follow_node_logs(self, name: str, lines: int, /) -> AsyncIterator[str]: ...
     async def act(self, request: ActionRequest, /) -> Run: ...
@@ -83,16 +90,23 @@ TURNS: dict[Part, int] = {
     Part.PAGE: 15,
     Part.PAST: 8,
     Part.AUDIT: 5,
+    Part.BUDGETS: 8,
+    Part.CHARTS: 8,
 }
 """After how many turns a part is read again though no event spoke of it; others: each turn."""
 TOLD_BY_EVENTS = frozenset({Part.INCIDENTS, Part.FOCUS, Part.RUNS, Part.ALERTS, Part.AUDIT, Part.POOLS})
 TOLD_OF_NODES = frozenset({Part.NODES, Part.NODE})
+OF_SCRAPES = frozenset({Part.NODES, Part.POOLS, Part.GROUPS})  # they change when nodes are scraped
 BEHIND: dict[Part, int] = {Part.INCIDENTS: 5, Part.FOCUS: 5, Part.POOLS: 5, Part.NODES: 30}
 """What header, questions and completion need of what the screen does not show, and after how many turns it is read."""
 UNASKED = frozenset({Part.INCIDENTS, Part.FOCUS})  # of them, those that events have read at once
 MAX_EVENTS = 10_000
 TREND_LENGTH = 40
 PAST_S = 3600
+OBJECTIVES = "llm:objective_ratio"
+BURNS = "llm:slo_errors:ratio_rate{} / (1 - llm:objective_ratio) and llm:slo_total:rate offset {}"
+BURN_WINDOWS = (("5m", "150s"), ("1h", "30m"), ("6h", "3h"))
+"""Windows, and since when there has to be something: less than half of one is none, as in alerts/rules/slo.yaml."""
 OF_NODES = "llm:{}_seconds:p99{}"
 OF_POOLS = "histogram_quantile(0.95, sum by (le, pool) (llm:{}_seconds:bucket_rate{}))"
 
@@ -111,7 +125,7 @@ class SnapshotReader:
         self._pages: dict[str, RunbookInfo] = {}  # a page changes only when the controller restarts
         self._trends: dict[str, tuple[deque[float | None], deque[float | None]]] = {}
         self._events: deque[TimelineEntry] = deque(maxlen=MAX_EVENTS)
-        self._told_events: tuple[TimelineEntry, ...] = ()  # the same tuple while none came: nothing is listed anew
+        self._told_events: tuple[TimelineEntry, ...] | None = ()  # the same while none came: nothing is listed anew
 
     def heard(self, entries: Iterable[TimelineEntry]) -> None:
         """Events came: what they are about is read again."""
@@ -119,7 +133,7 @@ class SnapshotReader:
         new = [entry for entry in entries if entry.seq > known]
         if new:
             self._events.extend(new)
-            self._told_events = tuple(self._events)
+            self._told_events = None  # listed anew when it is read
             self._stale |= TOLD_BY_EVENTS
             if any(entry.node is not None for entry in new):
                 self._stale |= TOLD_OF_NODES
@@ -147,9 +161,9 @@ class SnapshotReader:
 
     def _due(self, wanted: Wanted) -> set[Part]:
         if wanted.incident != self._wanted.incident:
-            self._stale.add(Part.FOCUS)
+            self._stale |= {Part.FOCUS, Part.CHARTS}
         if wanted.node != self._wanted.node:
-            self._stale.add(Part.NODE)
+            self._stale |= {Part.NODE, Part.REQUESTS}
         if wanted.page != self._wanted.page:
             self._stale |= {Part.PAGE, Part.FOCUS}
         if wanted.alert != self._wanted.alert:
@@ -159,8 +173,8 @@ class SnapshotReader:
         for part in wanted.parts | BEHIND.keys():
             is_shown = part in wanted.parts
             every = TURNS.get(part, 1) if is_shown else BEHIND[part]
-            if part is Part.NODES and is_shown and len(self._last.nodes) > LARGE_FLEET:
-                every = LARGE_EVERY_TURNS
+            if part in OF_SCRAPES and is_shown and len(self._last.nodes) > LARGE_FLEET:
+                every = max(every, LARGE_EVERY_TURNS)
             is_stale = part in self._stale and (is_shown or part in UNASKED)
             if is_stale or self._turn - self._read_in.get(part, -1000) >= every:
                 due.add(part)
@@ -178,7 +192,10 @@ class SnapshotReader:
             Part.INCIDENTS: self._incidents,
             Part.RUNS: self._runs,
             Part.NODE: self._node,
+            Part.REQUESTS: self._requests,
             Part.PAST: self._past,
+            Part.BUDGETS: self._budgets,
+            Part.AUTOSCALER: self._autoscaler,
             Part.TRAFFIC: self._traffic,
             Part.AUDIT: self._audit,
             Part.PAGE: self._page_asked_for,
@@ -196,7 +213,11 @@ class SnapshotReader:
             changes |= change
         if Part.FOCUS in due:
             changes |= await self._focus(changes.get("incidents", last.incidents))
+        if Part.CHARTS in due:
+            changes |= await self._charts(changes.get("focus", last.focus))
         self._stale -= due
+        if self._told_events is None:
+            self._told_events = tuple(self._events)
         at = self._now()
         self._read_in |= dict.fromkeys(due, self._turn)
         read_at = {**last.read_at, **dict.fromkeys(due, at)}
@@ -254,6 +275,14 @@ class SnapshotReader:
         except BadInputError:  # it is gone (404): there is nothing to show, and the rest is good
             return {"node": None}
 
+    async def _requests(self) -> dict[str, Any]:
+        if self._wanted.node is None:
+            return {"requests": None}
+        try:
+            return {"requests": await self._controller.node_requests(self._wanted.node)}
+        except BadInputError:  # it is gone (404)
+            return {"requests": None}
+
     async def _past(self) -> dict[str, Any]:
         wanted = [(name, before) for name in ("ttft", "itl") for before in ("", f" offset {PAST_S}s")]
         told: dict[str, list[dict[str, float]]] = {}
@@ -264,6 +293,19 @@ class SnapshotReader:
                 continue
             told[label] = [_by_label(answer, label) for answer in answers]
         return {f"{label}_tails": _tails(values) for label, values in told.items()}
+
+    async def _budgets(self) -> dict[str, Any]:
+        asked = (OBJECTIVES, *(BURNS.format(window, since) for window, since in BURN_WINDOWS))
+        try:
+            answers = await asyncio.gather(*(self._controller.query(expression) for expression in asked))
+        except BadInputError:  # too many series
+            return {"budgets": None}
+        told = [_by_labels(answer, "pool", "slo") for answer in answers]
+        names = sorted({name for values in told for name in values})
+        return {"budgets": tuple(Budget(*name, *(values.get(name) for values in told)) for name in names)}
+
+    async def _autoscaler(self) -> dict[str, Any]:
+        return {"autoscaler": tuple(await self._controller.autoscaler())}
 
     async def _traffic(self) -> dict[str, Any]:
         routing, rollouts = await asyncio.gather(self._controller.routing(), self._controller.rollouts())
@@ -283,6 +325,19 @@ class SnapshotReader:
             return {"focus": focus}
         run = current_run(focus) if focus is not None else None
         return {"focus": focus, "page": await self._page(run.runbook) if run is not None else None}
+
+    async def _charts(self, focus: Incident | None) -> dict[str, Any]:
+        """Of the incident that is shown. What was measured in one that is over changes no more."""
+        last = self._last
+        if focus is None:
+            return {"charts": None, "charts_of": None, "charts_unknown": ""}
+        if is_closed(focus) and last.charts_of == focus.id and last.focus is not None and is_closed(last.focus):
+            return {}
+        try:
+            found, unknown = await self._controller.incident_charts(focus.id, COLUMNS), ""
+        except BadInputError as error:  # its file is gone
+            found, unknown = None, error.message
+        return {"charts": found, "charts_of": focus.id, "charts_unknown": unknown}
 
     async def _incident(self, incident_id: str) -> Incident | None:
         try:
@@ -304,11 +359,16 @@ class SnapshotReader:
 
 def _by_label(answer: dict[str, Any], label: str) -> dict[str, float]:
     """A label's value to the sample's, of a query; what is no number is left out."""
-    found = {}
+    return {name: value for (name,), value in _by_labels(answer, label).items()}
+
+
+def _by_labels(answer: dict[str, Any], *labels: str) -> dict[tuple[str, ...], float]:
+    """As `_by_label`, by several; the highest where samples differ in other labels."""
+    found: dict[tuple[str, ...], float] = {}
     for sample in answer["samples"]:
-        value, name = sample["value"], sample["labels"].get(label)
-        if name and isinstance(value, int | float) and math.isfinite(value):
-            found[name] = float(value)
+        value, name = sample["value"], tuple(sample["labels"].get(label, "") for label in labels)
+        if all(name) and isinstance(value, int | float) and math.isfinite(value):
+            found[name] = max(float(value), found.get(name, -math.inf))
     return found
 
 

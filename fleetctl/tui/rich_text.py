@@ -1,4 +1,4 @@
-"""From cells of a view to Rich text: the one place where a tone becomes a colour."""
+"""From cells of a view to Rich text: where a tone becomes a colour of the palette."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from rich.text import Text
 
 from fleetctl.kit.printable import one_line
 from fleetctl.tui.cell import Cell, StorySection, Tone
+from fleetctl.tui.palette import chosen
 
-STYLES: dict[Tone, str] = {
-    Tone.PLAIN: "",
-    Tone.GOOD: "green",
-    Tone.BUSY: "cyan",
-    Tone.WARN: "yellow",
-    Tone.BAD: "bold red",
-    Tone.DIM: "dim",
-    Tone.STRONG: "bold",
-}
 READABLE_WIDTH = 100  # cells of one text: longer lines are hard to follow
+
+
+def style_of(tone: Tone) -> str:
+    """What the tone looks like now."""
+    return chosen().styles[tone]
 
 
 def paint(cell: Cell) -> Text:
     """One cell in its tone."""
-    return Text(one_line(cell.text), style=STYLES[cell.tone], justify="right" if cell.right else "left", no_wrap=True)
+    return Text(one_line(cell.text), style=style_of(cell.tone), justify="right" if cell.right else "left", no_wrap=True)
 
 
 def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
@@ -34,7 +31,7 @@ def line(cells: Iterable[Cell], gap: str = "   ") -> Text:
 
 def paint_section(section: StorySection) -> Table | Text:
     """Heading, then the rows, each column as wide as it needs: a value stands beside its question at any width."""
-    heading = Text(one_line(section.heading.text), style=STYLES[section.heading.tone])
+    heading = Text(one_line(section.heading.text), style=style_of(section.heading.tone))
     if not section.rows and not section.notes:
         return heading
     columns = max((len(row) for row in section.rows), default=0)
@@ -51,12 +48,12 @@ def paint_section(section: StorySection) -> Table | Text:
     if section.rows:
         whole.add_row(body)
     for note in section.notes:
-        whole.add_row(Text(one_line(note.text), style=STYLES[note.tone]))
+        whole.add_row(Text(one_line(note.text), style=style_of(note.tone)))
     return whole
 
 
 def _cell(cell: Cell) -> Text:
-    return Text(one_line(cell.text), style=STYLES[cell.tone], justify="right" if cell.right else "left")
+    return Text(one_line(cell.text), style=style_of(cell.tone), justify="right" if cell.right else "left")
 
 
 def _width_of(section: StorySection, at: int) -> int:

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widget import Widget
-from textual.widgets import Markdown, Static
+from textual.widgets import Markdown
 
 from fleetctl.tui.cell import StorySection
 from fleetctl.tui.pane import Pane
@@ -16,10 +16,11 @@ from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint, paint_section
 from fleetctl.tui.runbook_view import page_head, run_section, shown_run
 from fleetctl.tui.snapshot import Part
+from fleetctl.tui.still import Redrawn, Still
 from fleetctl.wire import Run
 
 
-class RunbookPane(Pane):
+class RunbookPane(Redrawn, Pane):
     """About the shown incident's run, a run by its id, or a page by its name."""
 
     PLACE = Place.RUNBOOK
@@ -31,8 +32,8 @@ class RunbookPane(Pane):
 
     def __init__(self) -> None:
         super().__init__()
-        self._run = Static(id="run-steps", classes="section")
-        self._head = Static(id="page-head")
+        self._run = Still(id="run-steps", classes="section")
+        self._head = Still(id="page-head")
         self._page = Markdown(id="page", open_links=False)
         self._scroll = VerticalScroll(self._run, self._head, self._page, id="runbook-scroll")
         self._drawn: StorySection | None = None
@@ -63,15 +64,19 @@ class RunbookPane(Pane):
     def _run_id(self) -> str | None:
         return self.subject if self.subject is not None and self.subject.startswith("run-") else None
 
+    def forget_drawn(self) -> None:
+        """Draw the steps again."""
+        self._drawn = None
+
     def draw(self) -> None:
         """Steps as they stand; the page when it is another one."""
         run = self.run_shown if self.subject is None or self._run_id is not None else None
         section = run_section(run, self.now)
         if section != self._drawn:
             self._drawn = section
-            self._run.update(paint_section(section))
+            self._run.redraw(paint_section(section))
         page = self.snapshot.page
-        self._head.update(paint(page_head(page)))
+        self._head.redraw(paint(page_head(page)))
         text = page.body if page is not None else ""
         if text != self._page_drawn:
             self._page_drawn = text

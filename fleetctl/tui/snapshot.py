@@ -12,9 +12,12 @@ from fleetctl.wire import (
     Alert,
     AlertExplanation,
     AuditRow,
+    AutoscalerPool,
     CallerInfo,
     GroupBy,
+    HeldRequests,
     Incident,
+    IncidentCharts,
     IncidentStatus,
     Node,
     NodeGroup,
@@ -41,11 +44,15 @@ class Part(StrEnum):
     EXPLANATION = "explanation"  # of the alert that is chosen
     INCIDENTS = "incidents"
     FOCUS = "focus"  # the incident that is shown, in full, with its page
+    CHARTS = "charts"  # of the incident that is shown
     RUNS = "runs"
     PAGE = "page"  # a runbook's page that was asked for by name
     NODE = "node"  # the node that is shown, in full
+    REQUESTS = "requests"  # what it holds
     PAST = "past"  # TTFT and ITL now and an hour ago
+    BUDGETS = "budgets"
     TRAFFIC = "traffic"
+    AUTOSCALER = "autoscaler"
     AUDIT = "audit"
 
 
@@ -71,6 +78,24 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How fast the error budget of a pool's objective burns: 1 uses it up within its period. None: not known, or less
+    than half of the window is there."""
+
+    pool: str
+    slo: str
+    objective: float | None = None  # the share of requests that has to be good
+    burn_5m: float | None = None
+    burn_1h: float | None = None
+    burn_6h: float | None = None
+
+    @property
+    def worst(self) -> float | None:
+        """Of the windows that tell what goes on now."""
+        return max((one for one in (self.burn_5m, self.burn_1h) if one is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Trend:
     """What a node told in the last readings, oldest first; None where it did not."""
 
@@ -92,16 +117,22 @@ class Snapshot:
     explanation: AlertExplanation | None = None  # None: no rule of ours judges it, or it was not asked yet
     incidents: tuple[Incident, ...] = ()  # gravest first: open ones, then by time; without timeline and evidence
     focus: Incident | None = None  # the shown incident in full
+    charts: IncidentCharts | None = None  # of the focus
+    charts_of: str | None = None  # id of the incident that they are of
+    charts_unknown: str = ""  # why they are not known
     page: RunbookInfo | None = None  # the runbook of the focus' current run, or the one that was asked for
     runs: tuple[Run, ...] = ()  # the newest first
     node: Node | None = None  # the shown node in full
+    requests: HeldRequests | None = None  # what it holds; None: nobody asked
     node_tails: Mapping[str, Tail] = field(default_factory=dict)  # p99 of each node
     pool_tails: Mapping[str, Tail] = field(default_factory=dict)  # p95 of each pool
     trends: Mapping[str, Trend] = field(default_factory=dict)  # by node
+    budgets: tuple[Budget, ...] | None = None  # None: not known
     routing: RoutingTable | None = None
     tenants: tuple[TenantUse, ...] = ()
     tenants_unknown: str = ""  # why they are not known
-    rollouts: tuple[Rollout, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()  # the newest first
+    autoscaler: tuple[AutoscalerPool, ...] = ()
     audit: tuple[AuditRow, ...] = ()
     events: tuple[TimelineEntry, ...] = ()  # oldest first
     read_at: Mapping[Part, float] = field(default_factory=dict)  # Unix time at which each part was last read

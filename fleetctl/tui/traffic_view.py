@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, clock_time, count, percent, rate, span
 from fleetctl.tui.node_view import PHASES
+from fleetctl.tui.rollout_view import rollout_heading
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Rollout, RouteState, TenantUse
+from fleetctl.wire import RouteState, TenantUse
 
 Row = tuple[Cell, ...]
 MAX_ROUTES = 60
@@ -19,7 +20,7 @@ def traffic_sections(snapshot: Snapshot, now: float) -> tuple[StorySection, ...]
     return (_rules(snapshot, now), *_rollouts(snapshot), _routes(snapshot), _tenants(snapshot))
 
 
-def _titles(*titles: str, left: int = 1) -> Row:
+def titles(*titles: str, left: int = 1) -> Row:
     return tuple(Cell(title, Tone.DIM, right=at >= left) for at, title in enumerate(titles))
 
 
@@ -42,25 +43,7 @@ def _rules(snapshot: Snapshot, now: float) -> StorySection:
 def _rollouts(snapshot: Snapshot) -> Iterator[StorySection]:
     for rollout in snapshot.rollouts:
         if not rollout.is_ended:
-            yield _rollout(rollout)
-
-
-def _rollout(one: Rollout) -> StorySection:
-    said = {"pass": Tone.GOOD, "fail": Tone.BAD, "not_enough": Tone.DIM}
-    rows = [
-        (
-            Cell(signal.verdict.replace("_", " "), said[signal.verdict]),
-            Cell(signal.name),
-            Cell(
-                f"{signal.new_bad:.4g}/{signal.new_total:.4g} against {signal.stable_bad:.4g}/{signal.stable_total:.4g}"
-            ),
-            Cell(signal.missing or signal.words, Tone.DIM),
-        )
-        for signal in one.signals
-    ]
-    heading = f"Rollout of pool {one.pool}: {one.state}, {percent(one.share)} to {one.to_revision}"
-    tone = Tone.WARN if one.needs_person or one.state in ("paused", "rolling_back") else Tone.BUSY
-    return StorySection(Cell(heading, tone), tuple(rows), (Cell(one.waits_for or one.why, Tone.DIM),))
+            yield StorySection(rollout_heading(rollout), (), (Cell(rollout.waits_for or rollout.why, Tone.DIM),))
 
 
 def _routes(snapshot: Snapshot) -> StorySection:
@@ -71,7 +54,7 @@ def _routes(snapshot: Snapshot) -> StorySection:
     rates = {name: node.requests_per_s.value for name, node in nodes.items()}
     known = [value for value in (rates.get(route.node) for route in table.routes) if value is not None]
     total = sum(known)
-    rows: list[Row] = [_titles("node", "route", "pool", "seen", "req/s", "share", "revision", left=4)]
+    rows: list[Row] = [titles("node", "route", "pool", "seen", "req/s", "share", "revision", left=4)]
     for route in table.routes[:MAX_ROUTES]:
         value = rates.get(route.node)
         glyph, tone = PHASES[route.phase] if route.phase is not None else ("?", Tone.DIM)
@@ -100,7 +83,7 @@ def _tenants(snapshot: Snapshot) -> StorySection:
         return StorySection(Cell(f"Tenants are not known: {snapshot.tenants_unknown}", Tone.WARN))
     if not snapshot.tenants:
         return StorySection(Cell("No tenants.", Tone.DIM))
-    rows = (_titles("tenant", "class", "run", "in left", "out left", "admitted", "refused", left=2),)
+    rows = (titles("tenant", "class", "run", "in left", "out left", "admitted", "refused", left=2),)
     return StorySection(Cell("Tenants", Tone.STRONG), (*rows, *(_tenant(one) for one in snapshot.tenants)))
 
 

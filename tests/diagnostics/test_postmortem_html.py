@@ -62,6 +62,13 @@ def test_it_states_what_the_markdown_page_states() -> None:
         ).replace("\\", "").replace("_", "")
 
 
+def test_a_rollout_before_the_onset_is_marked_in_every_chart() -> None:
+    event = {"seq": 4, "at": OPENED - 60, "kind": "rollout.started", "text": "pool chat goes to r42"}
+    drawn = page(around=[event])
+    assert 'class="mark deploy"' in drawn
+    assert "pool chat goes to r42" in drawn
+
+
 def test_charts_show_the_incidents_place_before_its_peers_with_onset_alerts_and_actions() -> None:
     drawn = page(Impact(objective_ttft_s=2.0))
     assert drawn.count("<svg") == 1

@@ -22,6 +22,7 @@ from fleetctl.engines.engine_call import ENGINE_CALLS, EngineAct, EngineCall
 from fleetctl.engines.table import engine_kind
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
+from fleetctl.wire import HeldRequests
 from runbooks.ports import NotPossibleError, PermanentError, Receipt, TemporaryError
 
 _NEVER = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
@@ -155,6 +156,14 @@ class EngineCalls:
         """Requests in flight, without prompts and texts. Raises NoAnswerError, NotAllowedError."""
         url, _ = await self._running(name)
         return await self.client.admin("GET", f"{url}/admin/requests")
+
+    async def requests_view(self, name: str) -> HeldRequests:
+        """Requests in flight, for a person: that nobody can say is an answer too."""
+        try:
+            url, _ = await self._running(name)
+            return await self.client.requests_view(url)
+        except (PermanentError, NoAnswerError, NotAllowedError) as error:
+            return HeldRequests(unknown=str(error))
 
     async def page(self, name: str, path: str) -> str:
         """What a node's page says, with the key that it wants. Raises PermanentError."""

@@ -19,7 +19,7 @@ from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.kit.http_body import read_limited
 from fleetctl.kit.key_ring import NO_KEYS, KeyRing
-from fleetctl.wire import GatewayWorkers, TenantUse
+from fleetctl.wire import GatewayWorkers, HeldRequest, HeldRequests, TenantUse
 from runbooks.ports import WayOut
 
 PROBE_TIMEOUT_S = 2.0
@@ -207,6 +207,16 @@ class NodeClient:
         if not isinstance(answer.get("requests"), list):
             raise NoAnswerError(f"GET {url}/admin/requests: no list of requests")
         return [*answer["requests"], *more]
+
+    async def requests_view(self, url: str) -> HeldRequests:
+        """What the node holds, for a person. Raises NoAnswerError, NotAllowedError."""
+        answer = await self.admin("GET", f"{url}/admin/requests", timeout_s=PROBE_TIMEOUT_S)
+        arriving = answer.get("arriving")
+        try:
+            rows = [HeldRequest.model_validate(row) for row in answer.get("requests", ())]
+        except (ValidationError, TypeError) as error:
+            raise NoAnswerError(f"GET {url}/admin/requests: not a list of requests") from error
+        return HeldRequests(requests=rows, num_arriving=len(arriving) if isinstance(arriving, list) else 0)
 
     async def drained_requests(self, url: str) -> object:
         """The rows of what a draining node held or refused. Raises NoAnswerError, NotAllowedError."""

@@ -150,6 +150,7 @@ async def test_client_without_token_is_told_where_the_token_is(url: str) -> None
         ("/v1/events?after=9999999999999999999999", 400, "after"),
         ("/v1/events?wait_s=nan", 400, "wait_s"),
         ("/v1/events?newest=x", 400, "newest"),
+        ("/v1/events/stream?after=x", 400, "after"),
         ("/v1/routing?after=x", 400, "after"),
         ("/v1/query", 400, "expr"),
         ("/v1/query?expr=sum(", 400, ""),
@@ -228,6 +229,28 @@ async def test_events_are_listed_newest_last_and_by_what_they_are_about(client: 
     rows, _ = await selected.read(client)
     assert rows == [one for one in told if one.run_id == run.id and one.kind != "run.started"]
     assert {one.kind for one in await client.newest_events(kind="node.ready")} == {"node.ready"}
+
+
+async def test_the_stream_of_events_goes_on_where_a_client_left_it(client: ControllerClient) -> None:
+    known = await client.newest_events(3)
+    told = []
+    async with asyncio.timeout(30):
+        async for entry in client.follow_events(known[0].seq):
+            told.append(entry)
+            if len(told) == 2:
+                await client.act(ActionRequest(command="uncordon node-1"))
+            if entry.kind == "run.succeeded" and len(told) > 2:
+                break
+    assert told[:2] == known[1:]
+    assert [one.seq for one in told] == sorted({one.seq for one in told})
+    assert {one.run_id for one in told[2:]} != {None}
+
+
+async def test_what_a_node_holds_is_told_or_why_it_is_not_known(client: ControllerClient) -> None:
+    held = await client.node_requests("node-1")
+    assert (held.requests, held.unknown) == ([], "")
+    with pytest.raises(BadInputError, match="no node named nowhere"):
+        await client.node_requests("nowhere")
 
 
 async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerClient) -> None:

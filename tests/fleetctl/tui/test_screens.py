@@ -32,6 +32,8 @@ SEEN = {
     Place.TRAFFIC: "Rollout of pool chat",
     Place.EVENTS: "LLMNodeSlow fires",
     Place.AUDIT: "run.requested",
+    Place.ROLLOUT: "Gate:",
+    Place.AUTOSCALER: "Pool chat:",
 }
 
 

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from fleetctl.tui.alert_view import explanation_lines
 from fleetctl.tui.cell import Cell, Tone, quantity, span, sparkline
 from fleetctl.tui.fleet_view import FLEET_COLUMNS, beside_past, fleet_lines
 from fleetctl.tui.header_view import header
-from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of, receipt_text
 from fleetctl.tui.listing import Order, shown_columns
 from fleetctl.tui.node_view import PHASES, node_lines
 from fleetctl.tui.now_view import now_sections
 from fleetctl.tui.runbook_view import run_section
 from fleetctl.tui.snapshot import Part, Snapshot, asking, current_run, proposal
-from fleetctl.wire import AlertState, IncidentStatus, NodePhase, Pool, PoolState, RunStatus, Signal
+from fleetctl.wire import (
+    AlertExplanation,
+    AlertPart,
+    AlertState,
+    IncidentStatus,
+    NodePhase,
+    Pool,
+    PoolState,
+    RunStatus,
+    Signal,
+    StepRecord,
+)
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
 
 COLUMNS = {column.title: column for column in FLEET_COLUMNS}
@@ -380,3 +392,42 @@ def test_a_step_that_runs_tells_for_how_long() -> None:
     }
     section = run_section(make_run(status=RunStatus.RUNNING, steps=[step]), NOW)
     assert [cell.text for cell in section.rows[0]] == ["▶", "1", "5.0s", "drain node-2"]
+
+
+def test_a_part_of_the_evidence_that_is_not_known_says_why_beside_its_question() -> None:
+    found = make_incident().diagnosis
+    assert found is not None
+    found.evidence[0] = found.evidence[0].model_copy(update={"answer": "unknown", "why_unknown": "no requests"})
+    view = incident_view(make_incident().model_copy(update={"diagnosis": found}), NOW)
+
+    row = view.diagnosis.rows[0]
+
+    assert row[1].text.endswith(" Not known: no requests")
+    assert [cell.text for cell in row[2:]] == ["", "", ""]
+
+
+def test_a_step_tells_its_summary_once_and_not_what_its_command_says() -> None:
+    done = {"index": 0, "phase": "do", "title": "", "command": "drain n", "status": "done"}
+    drained = StepRecord.model_validate(done | {"receipt": {"node": "n", "moved": 3, "summary": "moved 3, lost 0"}})
+    started = StepRecord.model_validate(done | {"receipt": {"node": "n", "url": "http://n", "ready_after_s": 2.3}})
+    ahead = StepRecord.model_validate(
+        done | {"status": "pending", "receipt": {"predicted": "drains n", "guard": "yes: 3 serve"}}
+    )
+
+    assert receipt_text(drained) == "  → moved 3, lost 0"
+    assert receipt_text(started) == "  → ready_after_s 2.3"
+    assert receipt_text(ahead) == "  → drains n; guard: yes: 3 serve"
+
+
+def test_a_target_that_the_title_names_is_not_told_twice() -> None:
+    run = make_run(title="Replace node-2 with node-2b", targets=["node-2", "node-2b", "pool/chat"])
+    text = now_sections(Snapshot(status=make_status(), runs=(run,), known_at=NOW), NOW)[2].rows[0][3].text
+
+    assert text == "Replace node-2 with node-2b pool/chat"
+
+
+def test_the_limit_of_a_rule_stands_on_one_line_with_its_value_first() -> None:
+    part = AlertPart(expression="a", comparison=">", limit="2.5\n*\n  b", value=0.3, limit_value=0.06)
+    lines = list(explanation_lines(AlertExplanation(name="x", expression="", parts=[part])))
+
+    assert lines[1].text.split() == ["0.3", ">", "0.06", "=", "2.5", "*", "b", "a"]
