@@ -1,8 +1,8 @@
 """The timeline as server-sent events: one connection in place of asking again and again, and resumable by number.
 
 Each entry is one event: its sequence number as `id`, its kind as `event`, the `TimelineEntry` as `data`. A client that
-comes back with `Last-Event-ID` gets what it missed, in order, and nothing twice. A comment every 15 s says that the line
-is alive: a client that heard nothing for longer has lost it.
+comes back with `Last-Event-ID` gets what it missed, in order, and nothing twice. A comment every 15 s says that the
+line is alive: a client that heard nothing for longer has lost it.
 """
 
 from __future__ import annotations

@@ -278,8 +278,8 @@ def receipt_text(step: StepRecord) -> str:
     if "summary" in plain:  # it has what the rest counts
         return f"  → {plain['summary']}"
     if "predicted" in plain:
-        told = (str(plain["predicted"]), *(f"{name}: {plain[name]}" for name in ("room", "guard") if name in plain))
-        return f"  → {'; '.join(told)}"
+        rest = (f"{name}: {plain[name]}" for name in ("room", "guard") if name in plain)
+        return f"  → {'; '.join((str(plain['predicted']), *rest))}"
     told = {key: str(value) for key, value in plain.items() if key not in IN_COMMAND}
     return f"  → {_pairs(told)}" if told else ""
 

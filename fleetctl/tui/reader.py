@@ -302,7 +302,8 @@ class SnapshotReader:
             return {"budgets": None}
         told = [_by_labels(answer, "pool", "slo") for answer in answers]
         names = sorted({name for values in told for name in values})
-        return {"budgets": tuple(Budget(*name, *(values.get(name) for values in told)) for name in names)}
+        found = (Budget(pool, slo, *(values.get((pool, slo)) for values in told)) for pool, slo in names)
+        return {"budgets": tuple(found)}
 
     async def _autoscaler(self) -> dict[str, Any]:
         return {"autoscaler": tuple(await self._controller.autoscaler())}

@@ -131,7 +131,7 @@ async def test_shows_the_incident_with_its_evidence() -> None:
         await wait_for_text(pilot, "replace-node waits")
         text = screen(app)
 
-        assert "PROPOSED: Replace a node   a approve   d deny, 56m left" in text
+        assert "PROPOSED: Replace a node, 56m left" in text
         assert "drain node-2 --deadline 20s" in text
         assert "Diagnosis: slow_node (confirmed)." in text
         assert re.search(r"✗ +Has the prefix hit ratio fallen\? +1% +limit > 20 % +1s", text)
