@@ -17,13 +17,13 @@ from fleetctl.traffic_rule import KnownRules
 class Wire(BaseModel):
     """Answers ignore unknown keys (an older client meets a newer controller); requests below forbid them."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
 
 class Body(BaseModel):
     """A request; an unknown key is refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 NO_CLAIM = "api"
@@ -453,7 +453,7 @@ class GatewayPhase(StrEnum):
 class GatewayWorkers(Wire):
     """The worker processes of one gateway, as its supervisor counts them."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     generation: int  # one more with each reload
     wanted: int

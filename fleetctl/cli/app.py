@@ -1,57 +1,39 @@
 """The `fleetctl` command: the list of verbs, and how errors become one line and an exit code.
 
-Commands import what they need when they run, so that `fleetctl --help` and completion stay quick.
+Only the file of the command that is typed is read, and commands import what they need when they run, so that each of
+them talks at once.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from fleetctl.cli import (
-    act,
-    alerts,
-    audit,
-    autoscale,
-    config,
-    content,
-    context,
-    demo,
-    describe,
-    diagnose,
-    diff,
-    discover,
-    freeze,
-    get,
-    hosts,
-    incident,
-    lifecycle,
-    logs,
-    manifests,
-    prefix,
-    receipt,
-    replay,
-    rollout,
-    route,
-    runbook,
-    servers,
-    shadow,
-    silence,
-    status,
-    token,
-    top,
-    tree,
-)
+from fleetctl.cli import context
+from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
+from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
-from fleetctl.kit.errors import FleetctlError
-from fleetctl.wire import Problem
+from fleetctl.kit.errors import BadInputError, FleetctlError
+
+if TYPE_CHECKING:
+    from fleetctl.wire import Problem
 
 # What typer raises for words that can't be parsed. It has them from click, in some versions its own copy of it.
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
+
+GC_AFTER_OBJECTS = 50_000
+"""Importing makes many objects and no garbage: looking for some after each 700 is a tenth of a short command's time."""
 
 HELP = """Operate a fleet of LLM serving nodes: see it, find the cause, act safely.
 
@@ -63,6 +45,60 @@ Exit codes: 0 done, 1 failed, 2 bad input, 3 refused by a guard, 4 unknown or un
 
 def build() -> typer.Typer:
     """The command with all its verbs."""
+    return _build_of(MODULES, ())
+
+
+def build_for(words: Sequence[str]) -> typer.Typer:
+    """The command as these words need it: of the one verb they name, all that it has; of others its line of help.
+
+    Reading every file of this folder takes longer than most commands.
+    """
+    name = first_word(words)
+    entry = COMMANDS.get(name or "")
+    if entry is None:
+        return _build_of((), COMMANDS)
+    return _build_of(entry.modules, [other for other in COMMANDS if other != name])
+
+
+def first_word(words: Sequence[str]) -> str | None:
+    """The verb among the words: the first that is neither an option nor an option's value."""
+    place = _place_of_verb(words)
+    return None if place is None else words[place]
+
+
+def _place_of_verb(words: Sequence[str]) -> int | None:
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += 2 if words[place] in context.OPTIONS_WITH_VALUE else 1
+    return place if place < len(words) else None
+
+
+def with_alias(words: list[str]) -> list[str]:
+    """The words with an alias of the settings in place of what it stands for. Raises BadInputError.
+
+    Only for what is no command: reading the settings takes longer than all else.
+    """
+    place = _place_of_verb(words)
+    if place is None or words[place] in COMMANDS:
+        return words
+    given = dict(pairwise(words[: place + 1]))
+    config = given.get("--config") or next(
+        (word.partition("=")[2] for word in words[:place] if word.startswith("--config=")), None
+    )
+    aliases = context.Context(Path(config) if config else None).settings().aliases
+    meant = aliases.get(words[place])
+    if meant is None:
+        return words
+    try:
+        meant_words = shlex.split(meant)
+    except ValueError as error:
+        raise BadInputError(f"aliases.{words[place]}: {error}", remedy="fleetctl config show") from error
+    if first_word(meant_words) not in COMMANDS:
+        raise BadInputError(f"aliases.{words[place]}: {meant!r} has no command of fleetctl", remedy="fleetctl --help")
+    return [*words[:place], *meant_words, *words[place + 1 :]]
+
+
+def _build_of(modules: Sequence[str], stubs: Iterable[str]) -> typer.Typer:
     app = typer.Typer(
         name="fleetctl",
         help=HELP,
@@ -72,45 +108,47 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(context.set_globals)
-    for module in (
-        lifecycle,
-        demo,
-        status,
-        get,
-        describe,
-        diff,
-        discover,
-        hosts,
-        logs,
-        top,
-        act,
-        route,
-        shadow,
-        rollout,
-        freeze,
-        autoscale,
-        audit,
-        token,
-        receipt,
-        diagnose,
-        runbook,
-        incident,
-        replay,
-        tree,
-        alerts,
-        content,
-        silence,
-        prefix,
-        config,
-        manifests,
-        servers,
-    ):
-        module.register(app)
+    for module in modules:
+        import_module(f"fleetctl.cli.{module}").register(app)
+    made = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    for group in app.registered_groups:
+        if group.name is not None and group.name in COMMANDS and not group.help:
+            group.help = COMMANDS[group.name].help
+    _give_examples(app, "")
+    for name in stubs:
+        if name not in made:
+            app.command(name, help=COMMANDS[name].help)(_stub)
+    for command in app.registered_commands:
+        command.rich_help_panel = PANEL_OF.get(command.name or "", "Commands")
+    for group in app.registered_groups:
+        group.rich_help_panel = PANEL_OF.get(group.name or "", "Commands")
     return app
+
+
+def _give_examples(group: typer.Typer, path: str) -> None:
+    """Each command its example, where it has none yet: verbs bring their own."""
+    for command in group.registered_commands:
+        name = command.name or getattr(command.callback, "__name__", "")
+        command.epilog = command.epilog or _example(f"{path}{name}")
+    for one in group.registered_groups:
+        assert one.typer_instance is not None
+        own = one.typer_instance.registered_callback
+        if own is not None:
+            own.epilog = own.epilog or _example(f"{path}{one.name}")
+        _give_examples(one.typer_instance, f"{path}{one.name} ")
+
+
+def _example(command: str) -> str | None:
+    return f"Example: fleetctl {EXAMPLES[command]}" if command in EXAMPLES else None
+
+
+def _stub() -> None:
+    raise AssertionError("a command that was not read is not run")
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    gc.set_threshold(GC_AFTER_OBJECTS)
     sys.exit(run(argv))
 
 
@@ -120,21 +158,37 @@ def run(argv: Sequence[str] | None = None) -> int:
     A script that asked for JSON or YAML gets the error as an object too, unless it was given its document already.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    emitted.data = False
+    emitted.clear()
     try:
-        code = build()(args=words, prog_name="fleetctl", standalone_mode=False)
+        words = with_alias(words)
+        code = build_for(_words_to_complete() or words)(args=words, prog_name="fleetctl", standalone_mode=False)
     except FleetctlError as error:
-        return _told(Problem(error=error.message, remedy=error.remedy, exit_code=error.exit_code), words)
+        return _told(_problem(error.message, error.remedy, error.exit_code), words)
     except USAGE_ERRORS as error:
         return _told(_usage_problem(error), words)
     except typer.Abort:
-        return _told(Problem(error="not confirmed: nothing was done", exit_code=1), words)
+        return _told(_problem("not confirmed: nothing was done", "", 1), words)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`): not an error
         return 0
     return code if isinstance(code, int) else 0
+
+
+def _words_to_complete() -> list[str] | None:
+    """What stands on the line before the word that a shell asks about after TAB; None when none does.
+
+    bash says all words and which one it is; zsh and fish the line up to it.
+    """
+    if "_FLEETCTL_COMPLETE" not in os.environ:
+        return None
+    if "COMP_WORDS" in os.environ:
+        place = os.environ.get("COMP_CWORD", "")
+        return os.environ["COMP_WORDS"].split()[1 : int(place) if place.isdecimal() else 1]
+    line = os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    given = line.split()[1:]
+    return given if line.endswith(" ") else given[:-1]
 
 
 def asked_for_data(words: Sequence[str]) -> ListOutput | None:
@@ -153,7 +207,13 @@ def _usage_problem(error: Exception) -> Problem:
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "message", error)) if context is None else error.format_message()  # type: ignore[attr-defined]
     path = context.command_path if context is not None else "fleetctl"
-    return Problem(error=" ".join(message.split()), remedy=f"{path} --help", exit_code=2)
+    return _problem(" ".join(message.split()), f"{path} --help", 2)
+
+
+def _problem(error: str, remedy: str | None, exit_code: int) -> Problem:
+    from fleetctl.wire import Problem
+
+    return Problem(error=error, remedy=remedy, exit_code=exit_code)
 
 
 def _told(problem: Problem, words: Sequence[str]) -> int:

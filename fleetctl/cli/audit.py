@@ -11,7 +11,7 @@ import typer
 
 from fleetctl.cli.context import call
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import clock
+from fleetctl.cli.moment import clock
 from fleetctl.cli.output import (
     DATA,
     Column,

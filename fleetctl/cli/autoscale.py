@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fleetctl.cli.context import call, whoami
-from fleetctl.cli.kinds import clock
+from fleetctl.cli.moment import clock
 from fleetctl.cli.output import (
     DATA,
     Column,

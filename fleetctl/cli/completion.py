@@ -7,7 +7,7 @@ import asyncio
 import typer
 
 from fleetctl.cli.context import Context, make_client
-from fleetctl.cli.kinds import VIEWS, Kind
+from fleetctl.cli.kinds import MODELS, VIEWS, Kind
 from fleetctl.kit.errors import FleetctlError
 
 PATIENCE_S = 1.0
@@ -22,6 +22,16 @@ def complete_kind(incomplete: str) -> list[str]:
 def complete_one_kind(incomplete: str) -> list[str]:
     """Kinds of which one can be described."""
     return [kind.singular for kind in Kind if VIEWS[kind].read_one and kind.singular.startswith(incomplete)]
+
+
+def complete_field(incomplete: str) -> list[str]:
+    """Kinds, and the fields of one after its dot."""
+    kind, dot, name = incomplete.partition(".")
+    if not dot:
+        return complete_kind(incomplete)
+    found = next((one for one in Kind if kind in (one.value, one.singular)), None)
+    fields = MODELS[found].model_fields if found is not None else {}
+    return [f"{kind}.{field}" for field in fields if field.startswith(name)]
 
 
 def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:

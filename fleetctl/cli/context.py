@@ -8,18 +8,23 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fleetctl.cli.setting_option import setting_option
-from fleetctl.settings.load import load_settings
-from fleetctl.settings.tree import Settings
-
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
+    from fleetctl.settings.tree import Settings
 
 T = TypeVar("T")
+
+OPTIONS_WITH_VALUE = frozenset({"--config", "--state-dir", "--controller", "--log-level"})
+
+
+def _of_setting(flag: str, help: str, default: str) -> Any:
+    """A flag before the verb: as `setting_option`, without reading the settings' tree, which takes a quarter of a
+    second (tests/fleetctl/cli/test_command_table.py holds the words to it)."""
+    return typer.Option(flag, help=help, show_default=default)
 
 
 @dataclass(slots=True)
@@ -33,6 +38,8 @@ class Context:
 
     def settings(self) -> Settings:
         """Settings with the global flags laid over file and environment."""
+        from fleetctl.settings.load import load_settings
+
         flags = {
             "state_dir": self.state_dir,
             "controller": {"url": self.controller_url},
@@ -110,9 +117,21 @@ def _print_version(is_wanted: bool) -> None:
 
 def set_globals(
     config: Annotated[Path | None, typer.Option("--config", help="Settings file (YAML).", show_default=False)] = None,
-    state_dir: Annotated[Path | None, setting_option("state_dir", "--state-dir")] = None,
-    controller: Annotated[str | None, setting_option("controller.url", "--controller")] = None,
-    log_level: Annotated[str | None, setting_option("log.level", "--log-level")] = None,
+    state_dir: Annotated[
+        Path | None,
+        _of_setting(
+            "--state-dir",
+            "Where state, logs, tokens and incidents live.",
+            "$XDG_STATE_HOME/fleetctl, or ~/.local/state/fleetctl",
+        ),
+    ] = None,
+    controller: Annotated[
+        str | None,
+        _of_setting(
+            "--controller", "Where clients, and readers of its alerts, find the controller.", "http://<host>:<port>"
+        ),
+    ] = None,
+    log_level: Annotated[str | None, _of_setting("--log-level", "Least severe level that is written.", "info")] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,

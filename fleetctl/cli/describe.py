@@ -11,7 +11,6 @@ from fleetctl.cli import output as out
 from fleetctl.cli.completion import complete_name, complete_one_kind
 from fleetctl.cli.context import call
 from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
-from fleetctl.cli.get import parse_kind
 from fleetctl.cli.kinds import (
     ABILITY_COLUMNS,
     EVIDENCE_COLUMNS,
@@ -19,12 +18,11 @@ from fleetctl.cli.kinds import (
     STEP_COLUMNS,
     VIEWS,
     Kind,
-    age,
-    ago,
-    clock,
+    kind_of,
     revision_counts,
     run_status,
 )
+from fleetctl.cli.moment import age, ago, clock
 from fleetctl.cli.output import (
     DATA,
     Output,
@@ -37,6 +35,7 @@ from fleetctl.cli.output import (
     ratio,
     seconds,
 )
+from fleetctl.cli.rollout_words import show_rollout
 from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, money, percent, rate, value
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import (
@@ -49,6 +48,7 @@ from fleetctl.wire import (
     Node,
     Pool,
     Revision,
+    Rollout,
     Run,
     RunbookInfo,
 )
@@ -63,6 +63,8 @@ REMEDIES = {
     Kind.traffic_rules: "fleetctl get traffic-rules -o wide",
     Kind.tenants: "fleetctl get tenants -o wide",
     Kind.freezes: "fleetctl get freezes -o wide",
+    Kind.silences: "fleetctl get silences -o wide",
+    Kind.tokens: "fleetctl get tokens -o wide",
 }
 
 
@@ -75,15 +77,15 @@ def register(app: typer.Typer) -> None:
             str,
             typer.Argument(
                 metavar="KIND",
-                help="node, pool, revision, gateway, incident, run or runbook.",
+                help="node, pool, revision, rollout, gateway, incident, run, receipt or runbook.",
                 autocompletion=complete_one_kind,
             ),
         ],
         name: Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete_name)],
         output: OutputOption = Output.table,
     ) -> None:
-        """Show one node, pool, revision, gateway, incident, run or runbook with all that is known of it."""
-        found = parse_kind(kind)
+        """Show one node, pool, revision, rollout, gateway, incident, run, receipt or runbook with all of it."""
+        found = kind_of(kind)
         read_one = VIEWS[found].read_one
         if read_one is None:
             raise BadInputError(f"one of the {found} can't be described", remedy=REMEDIES[found])
@@ -116,6 +118,8 @@ def describe_thing(thing: BaseModel) -> None:
             print_page(thing)
         case DrainReceipt():
             _describe_receipt(thing)
+        case Rollout():
+            show_rollout(thing)
         case _:
             raise AssertionError(type(thing))
 

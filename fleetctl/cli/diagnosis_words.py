@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetctl.cli.kinds import clock
+from fleetctl.cli.moment import clock
 from fleetctl.wire import Diagnosis
 
 MAX_RULED_OUT = 6  # of the causes that are told; the JSON has all

@@ -32,7 +32,7 @@ class Difference:
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command("diff", epilog="Example: fleetctl diff rev-1f0c55ad7a10 rev-9b2e01c4d3aa")
+    @app.command("diff")
     def diff(first: First, second: Second, output: OutputOption = Output.table) -> None:
         """Show what differs between two revisions: model directory, engine arguments, adapters, prompt template."""
 

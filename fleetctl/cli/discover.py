@@ -32,7 +32,7 @@ COLUMNS = [
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command(epilog="Example: fleetctl --config fleetctl.yaml discover")
+    @app.command()
     def discover(output: OutputOption = Output.table) -> None:
         """Look once at everything that fleet.targets lists: who answers, which engine it is, what is wrong.
 

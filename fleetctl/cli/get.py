@@ -7,7 +7,8 @@ import difflib
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from fleetctl.cli.completion import complete_kind, complete_label, complete_name, complete_sort_key
 from fleetctl.cli.context import call
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import VIEWS, Kind, KindView, failure_view
+from fleetctl.cli.kinds import VIEWS, Kind, KindView, failure_view, kind_of
 from fleetctl.cli.output import (
     DATA,
     Column,
@@ -25,6 +26,7 @@ from fleetctl.cli.output import (
     Table,
     emitted,
     finite,
+    print_data,
     print_rows,
     stderr,
 )
@@ -77,23 +79,24 @@ SortBy = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command("get", epilog="Example: fleetctl get nodes -l pool=default --sort-by wait --reverse")
+    @app.command("get")
     def get(
         kind: KindName,
         names: Names = None,
         selectors: Selectors = None,
         sort_by: SortBy = None,
         reverse: Annotated[bool, typer.Option("--reverse", help="In the opposite order.")] = False,
-        show_all: Annotated[bool, typer.Option("--all", help="Dry runs too.")] = False,
+        show_all: Annotated[bool, typer.Option("--all", help="Dry runs and expired silences too.")] = False,
         by: Annotated[FailuresBy | None, typer.Option("--by", help="Failures: counted by this.")] = None,
         since: Annotated[
-            str | None, typer.Option("--since", help="Failures: how far back, e.g. 7d.", show_default="30d")
+            str | None,
+            typer.Option("--since", help="Only what happened so lately, e.g. 10m, 7d.", show_default="failures: 30d"),
         ] = None,
         watch: Watch = False,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """List nodes, pools, gateways, alerts, incidents, runs, or things of another kind."""
-        found = parse_kind(kind)
+        found = kind_of(kind)
         view = _view_of(found, by, since)
         listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all, view)
         if watch:
@@ -104,13 +107,32 @@ def register(app: typer.Typer) -> None:
 
 def _view_of(kind: Kind, by: FailuresBy | None, since: str | None) -> KindView | None:
     """What these two options ask for; None without them. Raises BadInputError where they say nothing."""
-    if by is None and since is None:
-        return None
-    if kind is not Kind.failures:
-        given = "--by" if by is not None else "--since"
-        raise BadInputError(f"{given} is about failures", remedy="fleetctl get failures --by host --since 7d")
     from_at = None if since is None else time.time() - duration_s("--since", since, "a look back")
-    return failure_view(by, from_at)
+    if kind is Kind.failures and (by is not None or since is not None):
+        return failure_view(by, from_at)
+    if by is not None:
+        raise BadInputError("--by is about failures", remedy="fleetctl get failures --by host --since 7d")
+    return None if from_at is None else since_view(kind, from_at)
+
+
+def since_view(kind: Kind, from_at: float) -> KindView:
+    """The kind's rows that happened since then. Raises BadInputError of what has no time."""
+    view, at_of = VIEWS[kind], VIEWS[kind].at
+    if at_of is None:
+        timed = ", ".join(one for one in Kind if VIEWS[one].at is not None or one is Kind.failures)
+        raise BadInputError(f"--since: {kind} are as they are now", remedy=f"it is about {timed}")
+
+    def lately(rows: Sequence[BaseModel]) -> list[BaseModel]:
+        return [row for row in rows if (at := at_of(row)) is not None and at >= from_at]
+
+    async def read_all(client: ControllerClient) -> Sequence[BaseModel]:
+        return lately(await view.read_all(client))
+
+    async def read_where(client: ControllerClient, where: Mapping[str, str]) -> Sequence[BaseModel]:
+        assert view.read_where is not None
+        return lately(await view.read_where(client, where))
+
+    return replace(view, read_all=read_all, read_where=None if view.read_where is None else read_where)
 
 
 def print_listing(listing: Listing, output: ListOutput) -> None:
@@ -184,14 +206,6 @@ class Listing:
         return [*sorted(known, key=read, reverse=self._is_reversed), *unknown]
 
 
-def parse_kind(text: str) -> Kind:
-    """The kind, by its name in the plural or singular. Raises BadInputError."""
-    for kind in Kind:
-        if text in (kind.value, kind.singular):
-            return kind
-    raise BadInputError(f"there is no kind {text[:50]!r}", remedy=_nearest(text, Kind) or f"one of {', '.join(Kind)}")
-
-
 def column_of(view: KindView, title: str) -> Column:
     """The column of this title. Raises BadInputError."""
     for column in view.columns:
@@ -261,14 +275,14 @@ class Changes:
         sys.stdout.flush()
 
     def _print_document(self, row: BaseModel) -> None:
-        import yaml
-
-        emitted.data = True
-        data: Any = finite(row.model_dump(mode="json"))
+        data: Any = row.model_dump(mode="json")
         if self._output == "yaml":
-            sys.stdout.write("---\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
-        else:
-            sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+            sys.stdout.write("---\n")
+        if self._output == "yaml" or emitted.path is not None:
+            print_data(data, self._output)
+            return
+        emitted.data = True
+        sys.stdout.write(json.dumps(finite(data), ensure_ascii=False) + "\n")
 
     def _state(self, row: BaseModel) -> tuple[str, ...]:
         return tuple(column.read(row) for column in self._view.columns if not column.is_volatile)

@@ -40,7 +40,7 @@ COMMAND_COLUMNS = [
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command(epilog="Example: fleetctl hosts node-1 --dry-run")
+    @app.command()
     def hosts(
         names: Annotated[
             list[str] | None, typer.Argument(metavar="[NODE]...", help="Only these.", show_default=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from fleetctl.cli.failure_columns import FAILURE_COLUMNS, FAILURE_GROUP_COLUMNS, failure_labels
+from fleetctl.cli.moment import ago, clock, whole_seconds
 from fleetctl.cli.output import Column, count, number, ratio, seconds
+from fleetctl.cli.record_columns import ROLLOUT_COLUMNS, SILENCE_COLUMNS, TOKEN_COLUMNS, token_state
 from fleetctl.cli.signal_columns import (
     GPU_COLUMNS,
     HIT,
@@ -25,19 +28,33 @@ from fleetctl.cli.signal_columns import (
     rate,
     signal_column,
 )
+from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.spec import words_from_options
+from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import (
+    Alert,
+    DrainReceipt,
     Evidence,
+    Failure,
     FailuresBy,
     Freeze,
     Gateway,
+    Gpu,
     GroupBy,
     Incident,
+    Node,
     NodeGroup,
     NodePhase,
     Pool,
+    Revision,
+    Rollout,
     Run,
+    RunbookInfo,
     RunStatus,
+    Silence,
+    TenantUse,
+    TimelineEntry,
+    TokenInfo,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +81,9 @@ class Kind(StrEnum):
     tenants = "tenants"
     freezes = "freezes"
     receipts = "receipts"
+    rollouts = "rollouts"
+    silences = "silences"
+    tokens = "tokens"
 
     @property
     def singular(self) -> str:
@@ -90,30 +110,11 @@ class KindView:
     identity: Callable[[Any], object] | None = None  # tells rows of one name apart
     read_where: Callable[[ControllerClient, Mapping[str, str]], Awaitable[Sequence[BaseModel]]] | None = None
     """As `read_all`, of rows with these labels only: where there are more rows than one answer has."""
+    at: Callable[[Any], float | None] | None = None  # when a row happened, or last did: what `--since` looks at
 
     def key_of(self, row: BaseModel) -> object:
         """What stays the same of a row while it changes."""
         return (self.identity or self.name)(row)
-
-
-def clock(at: float | None) -> str:
-    """UTC time of day, as in the logs; empty when there is none."""
-    return "" if at is None else dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def ago(at: float | None) -> str:
-    """How long ago, for people; "-" when not known."""
-    return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
-
-
-def whole_seconds(age_s: float | None) -> str:
-    """An age: its milliseconds are noise."""
-    return seconds(age_s) if age_s is None or age_s >= 1 else "0s"
-
-
-def age(age_s: float | None) -> str:
-    """How long ago, of an age; "-" when not known."""
-    return "-" if age_s is None else f"{whole_seconds(age_s)} ago"
 
 
 def run_status(run: Run) -> str:
@@ -539,6 +540,7 @@ VIEWS: Mapping[Kind, KindView] = {
         labels=lambda r: {"id": r.id, "model": r.model, "engine": r.engine, "pool": r.pools, "node": r.nodes},
         read_all=lambda client: client.revisions(),
         read_one=lambda client, name: client.revision(name),
+        at=lambda r: r.created_at,
     ),
     Kind.gateways: KindView(
         GATEWAY_COLUMNS,
@@ -570,6 +572,7 @@ VIEWS: Mapping[Kind, KindView] = {
         read_all=lambda client: client.alerts(),
         has_open_labels=True,
         identity=lambda a: (a.source, a.name, *sorted(a.labels.items())),
+        at=lambda a: a.active_at,
     ),
     Kind.incidents: KindView(
         INCIDENT_COLUMNS,
@@ -586,6 +589,7 @@ VIEWS: Mapping[Kind, KindView] = {
         read_all=lambda client: client.incidents(),
         read_one=lambda client, name: client.incident(name),
         has_open_labels=True,
+        at=lambda i: max(i.opened_at, i.resolved_at or 0.0),
     ),
     Kind.runs: KindView(
         RUN_COLUMNS,
@@ -602,6 +606,7 @@ VIEWS: Mapping[Kind, KindView] = {
         read_all=lambda client: client.runs(),
         read_one=lambda client, name: client.get_run(name),
         is_usual=lambda r: not r.dry_run,
+        at=lambda r: r.created_at,
     ),
     Kind.runbooks: KindView(
         RUNBOOK_COLUMNS,
@@ -628,6 +633,7 @@ VIEWS: Mapping[Kind, KindView] = {
             incident_id=where.get("incident"),
             run_id=where.get("run"),
         ),
+        at=lambda e: e.at,
     ),
     Kind.traffic_rules: KindView(
         TRAFFIC_RULE_COLUMNS,
@@ -649,6 +655,47 @@ VIEWS: Mapping[Kind, KindView] = {
         },
         read_all=lambda client: client.receipts(),
         read_one=lambda client, name: client.receipt(name),
+        at=lambda r: r.ended_at or r.begun_at,
+    ),
+    Kind.rollouts: KindView(
+        ROLLOUT_COLUMNS,
+        "no rollout was ever started",
+        name=lambda r: r.id,
+        labels=lambda r: {
+            "id": r.id,
+            "pool": r.pool,
+            "state": r.state,
+            "from": r.from_revision,
+            "to": r.to_revision,
+            "by": r.started_by,
+        },
+        read_all=lambda client: client.rollouts(),
+        read_one=lambda client, name: client.rollout(name),
+        at=lambda r: max(r.started_at, r.updated_at),
+    ),
+    Kind.silences: KindView(
+        SILENCE_COLUMNS,
+        "no silences in force; --all shows expired ones too",
+        name=lambda s: s.id,
+        labels=lambda s: {
+            **{one.name: one.value for one in s.matchers},
+            "id": s.id,
+            "state": s.state,
+            "by": s.created_by,
+        },
+        read_all=lambda client: client.silences(),
+        has_open_labels=True,
+        is_usual=lambda s: s.state != "expired",
+        at=lambda s: s.starts_at,
+    ),
+    Kind.tokens: KindView(
+        TOKEN_COLUMNS,
+        "no named tokens: whoever has controller.token may do everything",
+        name=lambda t: t.name,
+        labels=lambda t: {"name": t.name, "role": t.role.value, "state": token_state(t)},
+        read_all=lambda client: client.tokens(),
+        identity=lambda t: (t.name, t.id),
+        at=lambda t: t.created_at,
     ),
     Kind.freezes: KindView(
         FREEZE_COLUMNS,
@@ -656,6 +703,7 @@ VIEWS: Mapping[Kind, KindView] = {
         name=lambda f: f.id,
         labels=lambda f: {"id": f.id, "pool": f.pool or "", "by": f.made_by},
         read_all=lambda client: client.freezes(),
+        at=lambda f: f.made_at,
     ),
 }
 
@@ -668,3 +716,37 @@ TOP_VIEWS: Mapping[Kind, KindView] = {
     Kind.gpus: VIEWS[Kind.gpus],
 }
 """What `top` shows of each kind: its load, and nothing of what is wanted of it."""
+
+MODELS: Mapping[Kind, type[BaseModel]] = {
+    Kind.nodes: Node,
+    Kind.pools: Pool,
+    Kind.zones: NodeGroup,
+    Kind.models: NodeGroup,
+    Kind.revisions: Revision,
+    Kind.gpus: Gpu,
+    Kind.failures: Failure,
+    Kind.gateways: Gateway,
+    Kind.alerts: Alert,
+    Kind.incidents: Incident,
+    Kind.runs: Run,
+    Kind.runbooks: RunbookInfo,
+    Kind.events: TimelineEntry,
+    Kind.traffic_rules: TrafficRule,
+    Kind.tenants: TenantUse,
+    Kind.freezes: Freeze,
+    Kind.receipts: DrainReceipt,
+    Kind.rollouts: Rollout,
+    Kind.silences: Silence,
+    Kind.tokens: TokenInfo,
+}
+"""What one of them is in JSON."""
+
+
+def kind_of(text: str) -> Kind:
+    """The kind, by its name in the plural or singular. Raises BadInputError."""
+    for kind in Kind:
+        if text in (kind.value, kind.singular):
+            return kind
+    near = difflib.get_close_matches(text, list(Kind), n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(Kind)}"
+    raise BadInputError(f"there is no kind {text[:50]!r}", remedy=remedy)

@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--overwrite", help="Replace our files in a folder that has some already.")
         ] = False,
     ) -> None:
-        """Write manifests for Kubernetes: kustomize overlays and a Helm chart, with the rules in force, ours and yours.
+        """Write manifests for Kubernetes: kustomize overlays and a Helm chart, with the rules in force.
 
         Keep what you change in an overlay, or a values file, of your own: --overwrite brings a newer release's files.
         """

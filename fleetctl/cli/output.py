@@ -9,16 +9,20 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-import yaml
-from pydantic import BaseModel
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from fleetctl.kit.printable import one_line, printable
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+F = TypeVar("F", bound=StrEnum)
 
 
 class Output(StrEnum):
@@ -43,8 +47,43 @@ class ListOutput(StrEnum):
 DATA = frozenset({"json", "yaml"})
 """Forms for scripts, of `Output` and of `ListOutput`."""
 
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="How to print the result.")]
-ListOutputOption = Annotated[ListOutput, typer.Option("-o", "--output", help="How to print the list.")]
+JSONPATH = "jsonpath="
+
+
+def _form(forms: type[F]) -> Callable[[str], F]:
+    """Reads what stands behind `-o`. With `jsonpath=` it is JSON of which only what the path finds is printed."""
+
+    def parse(text: str) -> F:
+        if text.startswith(JSONPATH):
+            from fleetctl.cli.json_path import parse_path
+
+            emitted.path = parse_path(text.removeprefix(JSONPATH))
+            return forms("json")
+        try:
+            return forms(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text[:100]!r} is none of {_words(forms)}") from None
+
+    return parse
+
+
+def _words(forms: type[StrEnum]) -> str:
+    return "|".join([*forms, f"{JSONPATH}PATH"])
+
+
+def _form_option(forms: type[StrEnum], help: str) -> Any:
+    return typer.Option(
+        "-o",
+        "--output",
+        help=help,
+        metavar=_words(forms),
+        parser=_form(forms),
+        autocompletion=lambda incomplete: [one for one in (*forms, JSONPATH) if one.startswith(incomplete)],
+    )
+
+
+OutputOption = Annotated[Output, _form_option(Output, "How to print the result.")]
+ListOutputOption = Annotated[ListOutput, _form_option(ListOutput, "How to print the list.")]
 
 _STATES_OF_STYLE = {
     "green": ("ready", "active", "succeeded", "resolved", "yes"),
@@ -183,21 +222,38 @@ def _cell(padded: str, value: str, is_title: bool) -> Text:
 
 @dataclass(slots=True)
 class Emitted:
-    """What this command has written so far: a script reads one document, so an error is written only when none was."""
+    """What this command has written so far: a script reads one document, so an error is written only when none was.
+
+    `path`: what is wanted of each document, given its data; None: all of it.
+    """
 
     data: bool = False
+    path: Callable[[Any], list[Any]] | None = None
+
+    def clear(self) -> None:
+        """As at the start of a command."""
+        self.data, self.path = False, None
 
 
 emitted = Emitted()
 
 
 def print_data(data: Any, output: Output | ListOutput) -> None:
-    """A value for a script: JSON, or YAML when asked."""
+    """A value for a script: JSON, or YAML when asked; of `-o jsonpath=` a line for each value that the path finds."""
     emitted.data = True
-    if output == "yaml":
+    if emitted.path is not None:
+        sys.stdout.write("".join(f"{_line(found)}\n" for found in emitted.path(finite(data))))
+    elif output == "yaml":
+        import yaml
+
         sys.stdout.write(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     else:
         sys.stdout.write(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _line(value: Any) -> str:
+    """Text as it is, all else as JSON."""
+    return one_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def finite(data: Any) -> Any:

@@ -61,7 +61,7 @@ def register(app: typer.Typer) -> None:
         ] = False,
         output: OutputOption = Output.table,
     ) -> None:
-        """Run a recorded incident again: its alerts, verdicts and their times, by content as it is or as you edited it.
+        """Run a recorded incident again: alerts, verdicts and their times, by content as it is or as you edited it.
 
         With --expect the file is a regression test: exit code 0 or 1.
         """

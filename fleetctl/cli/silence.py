@@ -9,22 +9,13 @@ import typer
 
 from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import clock
-from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.cli.moment import clock
+from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.cli.record_columns import SILENCE_COLUMNS
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
-
-COLUMNS = [
-    Column("id", lambda s: s.id),
-    Column("state", lambda s: s.state),
-    Column("matchers", lambda s: " ".join(f'{m.name}{m.op}"{m.value}"' for m in s.matchers)),
-    Column("ends", lambda s: clock(s.ends_at)),
-    Column("by", lambda s: s.created_by),
-    Column("comment", lambda s: s.comment),
-    Column("starts", lambda s: clock(s.starts_at), wide=True),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +58,7 @@ def register(app: typer.Typer) -> None:
         """List silences in force and to come, as Alertmanager has them now, and those that are kept here."""
         found = call(lambda client: client.silences())
         shown = [one for one in found if every or one.state != "expired"]
-        print_rows(shown, COLUMNS, output, empty="no silences")
+        print_rows(shown, SILENCE_COLUMNS, output, empty="no silences")
 
     @group.command("expire")
     def expire(

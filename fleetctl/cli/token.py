@@ -8,10 +8,9 @@ import typer
 
 from fleetctl.cli.context import call
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import ago, clock
+from fleetctl.cli.moment import clock
 from fleetctl.cli.output import (
     DATA,
-    Column,
     ListOutput,
     ListOutputOption,
     Output,
@@ -21,19 +20,8 @@ from fleetctl.cli.output import (
     stderr,
     stdout,
 )
-from fleetctl.wire import TokenInfo, TokenRequest, TokenRole
-
-COLUMNS = [
-    Column("name", lambda t: t.name),
-    Column("role", lambda t: t.role.value),
-    Column("state", lambda t: _state(t)),
-    Column("expires", lambda t: clock(t.expires_at) or "never", sort_key=lambda t: t.expires_at),
-    Column("used", lambda t: "never" if t.last_used_at is None else ago(t.last_used_at), is_volatile=True),
-    Column("id", lambda t: t.id, wide=True),
-    Column("made", lambda t: clock(t.created_at), wide=True),
-    Column("by", lambda t: t.created_by, wide=True),
-    Column("revoked by", lambda t: t.revoked_by or "-", wide=True),
-]
+from fleetctl.cli.record_columns import TOKEN_COLUMNS
+from fleetctl.wire import TokenRequest, TokenRole
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +58,7 @@ def register(app: typer.Typer) -> None:
         """List named tokens, without the tokens. The state folder's controller.token is an admin's and not in it."""
         print_rows(
             call(lambda client: client.tokens()),
-            COLUMNS,
+            TOKEN_COLUMNS,
             output,
             empty="no named tokens: whoever has controller.token may do everything",
         )
@@ -95,9 +83,3 @@ def register(app: typer.Typer) -> None:
             print_data(caller.model_dump(mode="json"), output)
             return
         stdout().print(f"{caller.name}, {caller.role.value}, by {caller.via}", markup=False)
-
-
-def _state(token: TokenInfo) -> str:
-    if token.is_valid:
-        return "active"
-    return "revoked" if token.revoked_at is not None else "expired"

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fleetctl.cli.context import current, make_client
-from fleetctl.cli.get import Listing, Names, Selectors, SortBy, parse_kind, print_listing
-from fleetctl.cli.kinds import TOP_VIEWS
+from fleetctl.cli.get import Listing, Names, Selectors, SortBy, print_listing
+from fleetctl.cli.kinds import TOP_VIEWS, kind_of
 from fleetctl.cli.output import ListOutput, ListOutputOption
 from fleetctl.cli.selector import parse_selector
 from fleetctl.kit.errors import BadInputError
@@ -21,7 +21,7 @@ LOADED = ", ".join(TOP_VIEWS)
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command(epilog="Example: fleetctl top pools --sort-by wait --reverse")
+    @app.command()
     def top(
         kind: Annotated[
             str | None,
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
         if kind is None:
             _open_cockpit(theme)
             return
-        found = parse_kind(kind)
+        found = kind_of(kind)
         view = TOP_VIEWS.get(found)
         if view is None:
             raise BadInputError(f"{found} have no load", remedy=f"one of {LOADED}; or fleetctl get {found}")

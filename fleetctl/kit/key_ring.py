@@ -8,10 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
-log = structlog.get_logger()
-
 READ_AGAIN_S = 5.0
 MAX_KEY_BYTES = 16 * 1024
 
@@ -64,7 +60,9 @@ class KeyRing:
         except ValueError as error:
             problem = str(error)
         if problem and problem != held.problem:
-            log.warning("api_key.not_read", key=name, reason=problem)
+            import structlog  # here: the settings' tree is read by commands that log nothing, and it takes 30 ms
+
+            structlog.get_logger().warning("api_key.not_read", key=name, reason=problem)
         held.problem = problem
         return held
 

@@ -32,6 +32,8 @@ from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.settings.section import LABEL_NAME
 from fleetctl.settings.signals import SignalSettings
 
+ALIAS_NAME = r"^[a-zA-Z][a-zA-Z0-9_-]{0,40}$"
+
 
 def default_state_dir() -> Path:
     """`$XDG_STATE_HOME/fleetctl`, or the place that the XDG base directory specification gives."""
@@ -74,6 +76,14 @@ class Settings(BaseSettings):
         default_factory=dict,
         max_length=50,
         description="Added to every alert that goes out; a label that the alert has itself stays.",
+    )
+    aliases: dict[Annotated[str, Field(pattern=ALIAS_NAME)], Annotated[str, Field(min_length=1, max_length=1000)]] = (
+        Field(
+            default_factory=dict,
+            max_length=100,
+            description="Words of your own for the command line: with `{bad: get nodes -l phase!=ready}` the word `bad`"
+            " lists them; what is typed behind it is added. A command's own name always means the command.",
+        )
     )
     delivery: DeliverySettings = Field(default=DeliverySettings())
     webhook: WebhookSettings = Field(default=WebhookSettings())

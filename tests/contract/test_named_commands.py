@@ -274,6 +274,9 @@ def controller() -> Iterator[RecordedController]:
         "/v1/traffic-rules": [],
         "/v1/tenants": [],
         "/v1/freezes": [],
+        "/v1/rollouts": [],
+        "/v1/silences": [],
+        "/v1/tokens": [],
         "/v1/audit": [],
         "/v1/runbooks": [page],
         **{f"/v1/runbooks/{name}": page for name in ("replace-node", "lower-seats")},
@@ -304,6 +307,7 @@ def filled(text: str) -> str:
     """With names that the recorded controller knows, by the word before."""
     rules = (
         (r"(?<=describe run )(ID|FILLED)", "run-1"),
+        (r"(?<=describe incident )(ID|FILLED)", "inc-1"),
         (r"(?<=incident show )(ID|FILLED)", "inc-1"),
         (r"(?<=runbook show )(NAME|FILLED)", "replace-node"),
         (r"(?<=alerts explain )(NAME|FILLED)", "LLMNodeSlow"),

@@ -35,11 +35,16 @@ from fleetctl.wire import (
     NodePhase,
     Pool,
     Revision,
+    Rollout,
     RunbookInfo,
     RunStatus,
     Signal,
+    Silence,
+    SilenceMatcher,
     TenantUse,
     TimelineEntry,
+    TokenInfo,
+    TokenRole,
 )
 from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
@@ -112,6 +117,17 @@ CARDS = [
 ]
 RUNBOOK = RunbookInfo(
     name="replace-node", title="Replace {{node}}", risk="medium", causes=["slow_node"], inputs={"node": "it"}, page=PAGE
+)
+
+ROLLOUT = Rollout(
+    id="rollout-0123456789",
+    pool="long-context",
+    state="canary",
+    from_revision="rev-1f0c55ad7a10",
+    to_revision="rev-9b2e01c4d3aa",
+    started_at=time.time(),
+    steps=[0.05, 1.0],
+    share=0.05,
 )
 
 
@@ -232,6 +248,30 @@ def controller() -> Iterator[RecordedController]:
         ],
         "/v1/runbooks": [RUNBOOK],
         "/v1/runbooks/replace-node": RUNBOOK,
+        "/v1/rollouts": [ROLLOUT],
+        f"/v1/rollouts/{ROLLOUT.id}": ROLLOUT,
+        "/v1/silences": [
+            Silence(
+                id=f"silence-{state}",
+                state=state,
+                matchers=[SilenceMatcher(name="node", op="=", value="node-3")],
+                starts_at=now,
+                ends_at=now + 60,
+                created_by="ann",
+                comment="works",
+            )
+            for state in ("active", "expired")
+        ],
+        "/v1/tokens": [
+            TokenInfo(
+                name="ann",
+                role=TokenRole.OPERATOR,
+                id="1f0c55ad7a10",
+                is_valid=True,
+                created_at=now,
+                created_by="admin",
+            )
+        ],
     }
     with recorded_controller(answers) as made:
         yield made

@@ -1,0 +1,28 @@
+"""Moments and ages as people read them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+from fleetctl.cli.output import seconds
+
+
+def clock(at: float | None) -> str:
+    """UTC date and time of day, as in the logs; empty when there is none."""
+    return "" if at is None else dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def ago(at: float | None) -> str:
+    """How long ago, for people; "-" when not known."""
+    return "-" if at is None else f"{seconds(max(0.0, time.time() - at))} ago"
+
+
+def whole_seconds(age_s: float | None) -> str:
+    """An age: its milliseconds are noise."""
+    return seconds(age_s) if age_s is None or age_s >= 1 else "0s"
+
+
+def age(age_s: float | None) -> str:
+    """How long ago, of an age; "-" when not known."""
+    return "-" if age_s is None else f"{whole_seconds(age_s)} ago"
