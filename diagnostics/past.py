@@ -25,7 +25,7 @@ from diagnostics.evidence.judge import Knowledge
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.retrospect import Retrospect
-from diagnostics.scope import PLACES, is_wide, scope_contains
+from diagnostics.scope import PLACES, is_wide, node_scope, scope_contains
 from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, alert_kinds
 
@@ -95,7 +95,7 @@ class Past:
     def known_scope(self, scope: Mapping[str, str]) -> dict[str, str]:
         """The scope with what is known of its node; without any word, the only pool."""
         if node := scope.get("node"):
-            return {"node": node} | {place: self.nodes.get(node, {}).get(place, "") for place in ("pool", "model")}
+            return node_scope(node, self.nodes)
         pools = {places["pool"] for places in self.nodes.values() if "pool" in places}
         return dict(scope) if scope or len(pools) != 1 else {"pool": pools.pop()}
 

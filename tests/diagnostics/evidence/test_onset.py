@@ -10,6 +10,7 @@ import pytest
 from alerts.series.store import SeriesStore
 from diagnostics.evidence.judge import onset_of_series
 from diagnostics.evidence.onset import find_onset
+from diagnostics.tree_file import builtin_tree_files, load_trees
 
 STEP_S = 15.0
 ALERT = 7200.0
@@ -67,3 +68,19 @@ def test_change_in_the_third_minute_of_a_record_is_found_and_leaves_a_minute_of_
     found = onset_of_series(['avg(llm:ttft_seconds:mean{pool="{{pool}}"})'], {"pool": "chat"}, store, now, now)
     assert abs(found.at - began) <= 15
     assert ALERT + 90 <= found.early <= found.at
+
+
+@pytest.mark.parametrize(("invalid_from", "invalid", "expected"), [(0, 0.02, 1500), (900, 0.8, 900)])
+def test_few_bad_requests_are_no_beginning_of_failing_ones_and_many_are(
+    invalid_from: int, invalid: float, expected: int
+) -> None:
+    """Of a few in minutes the first comes early in a record, and every mean after it is above zero."""
+    store, rng, labels = SeriesStore(), random.Random(7), {"node": "node-1", "pool": "chat"}
+    for at in range(0, 1860, 15):
+        bad = invalid if at >= max(invalid_from, 105) else 0.0
+        failed = 0.6 * (1 + rng.gauss(0, 0.2)) if at >= 1500 else 0.0
+        for name, value in (("invalid", bad), ("requests", 5.0), ("failed", failed)):
+            store.append({"__name__": f"llm:{name}:rate", **labels}, ALERT + at, value)
+    onset = load_trees(builtin_tree_files())["errors"].onset
+    found = onset_of_series(onset, {"pool": "chat"}, store, ALERT + 1700, ALERT + 1850)
+    assert abs(found.at - ALERT - expected) <= 60
