@@ -19,6 +19,7 @@ from engine.gguf.header import is_gguf
 from engine.protocol.core_config import MAX_SPECULATIVE_TOKENS
 from engine.text.tool_formats import PARSERS, ToolFormatName
 from engine.trace_config import BadEndpointError, trace_endpoint
+from kernels.cpu import instructions
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 MIN_TOKEN_CHARS = 8
@@ -285,6 +286,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def config_from_args(args: argparse.Namespace) -> NodeConfig:
     """Checks what argparse read. Raises BadConfigError."""
+    _check_instructions()
     model_dir = Path(args.model)
     if not model_dir.is_dir() and not is_gguf(model_dir):
         raise BadConfigError(
@@ -387,6 +389,14 @@ _POSITIVE = {
     "--gpu-poll": 0.05,
     "--drain-timeout": 0,
 }
+
+
+def _check_instructions() -> None:
+    """Here, as the core would end with it."""
+    try:
+        instructions.read(os.environ.get(instructions.OPTION))
+    except ValueError as exc:
+        raise BadConfigError(str(exc)) from exc
 
 
 def _traces_endpoint(option: str | None) -> str | None:

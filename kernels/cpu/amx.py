@@ -42,7 +42,7 @@ TILES_OF_16 = _configuration()
 @lru_cache(maxsize=1)
 def has_amx() -> bool:
     """Whether this CPU has them, the compiler knows it, the system lends this process them and they are allowed."""
-    if allowed < Instructions.AMX:
+    if allowed() < Instructions.AMX:
         return False
     if not torch.cpu._is_amx_tile_supported() or not get_host_cpu_features().get("amx-bf16"):
         return False

@@ -9,10 +9,7 @@ import os
 from enum import IntEnum
 from functools import lru_cache
 
-import numba
-from llvmlite.binding import get_host_cpu_features
-
-__all__ = ["OPTION", "Instructions", "allowed", "has_avx512", "has_dot"]
+__all__ = ["OPTION", "Instructions", "allowed", "has_avx512", "has_dot", "limit_compiler", "read"]
 
 OPTION = "FLEETCTL_CPU_KERNELS"
 
@@ -42,18 +39,33 @@ def read(said: str | None) -> Instructions:
     return _NAMES[said.lower()]
 
 
-allowed = read(os.environ.get(OPTION))
-if allowed is Instructions.AVX2 and get_host_cpu_features().get("avx512f"):
-    numba.config.CPU_NAME, numba.config.CPU_FEATURES = "haswell", ""
+@lru_cache(maxsize=1)
+def allowed() -> Instructions:
+    """What this process was told."""
+    return read(os.environ.get(OPTION))
+
+
+def limit_compiler() -> None:
+    """Has numba compile for what is allowed; to be called before it compiles anything."""
+    if allowed() is Instructions.AVX2 and _has("avx512f"):
+        import numba
+
+        numba.config.CPU_NAME, numba.config.CPU_FEATURES = "haswell", ""
+
+
+def _has(feature: str) -> bool:
+    from llvmlite.binding import get_host_cpu_features  # here: who only checks the option needs no compiler
+
+    return bool(get_host_cpu_features().get(feature))
 
 
 @lru_cache(maxsize=1)
 def has_avx512() -> bool:
     """Whether compiled code has 32 registers of sixteen float32."""
-    return bool(get_host_cpu_features().get("avx512f")) and allowed > Instructions.AVX2
+    return _has("avx512f") and allowed() > Instructions.AVX2
 
 
 @lru_cache(maxsize=1)
 def has_dot() -> bool:
     """Whether sixteen pairs of bfloat16 are multiplied and added to float32 in one instruction."""
-    return bool(get_host_cpu_features().get("avx512bf16")) and allowed >= Instructions.DOT
+    return _has("avx512bf16") and allowed() >= Instructions.DOT

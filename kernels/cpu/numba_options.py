@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from kernels.cpu.instructions import limit_compiler
+
 __all__ = ["EXACT"]
+
+limit_compiler()
 
 # Every operation is rounded as IEEE 754 says and in the order that the source says, so a result's bits depend neither
 # on how LLVM inlines and vectorises nor on what was compiled before. Where a sum is grouped, or a product and a sum are

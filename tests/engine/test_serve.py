@@ -59,6 +59,15 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, make_args: object
     assert expected in done.stderr
 
 
+def test_instructions_that_nobody_knows_are_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETCTL_CPU_KERNELS", "fast")
+    done = run_engine("serve", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: FLEETCTL_CPU_KERNELS=fast: it takes avx2, vectors, dot, amx"
+
+
 def test_a_port_in_use_is_one_line_and_starts_nothing(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
