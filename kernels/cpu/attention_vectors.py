@@ -1,11 +1,11 @@
 """The steps of `kernels.cpu.paged_attention` in float32: for caches in float32, and for those in bfloat16 that
-`attention_tiles` does not take.
+`attention_tiles` and `attention_pairs` do not take.
 
 A row of a product depends on that row alone, and is summed in the order of its dimensions or keys. Packed rows have a
 multiple of 32 elements, zeros past a head's width; counts of keys are padded to 32. Compiled code only.
 
-Shapes, in float32 here and in bfloat16 in `attention_tiles`: queries: [rows, width]; keys, values: [KEY_BLOCK x width],
-one block of keys, packed; staged: [TILE_ROWS, width], scratch; probs: [TILE_ROWS, KEY_BLOCK]. In float32 in both:
+Shapes, in float32 here and in bfloat16 in the other two: queries: [rows, width]; keys, values: [KEY_BLOCK x width],
+one block of keys, packed; staged: [TILE_ROWS, width], scratch; probs: [TILE_ROWS, KEY_BLOCK]. In float32 in all:
 scores: [TILE_ROWS, KEY_BLOCK]; product: [TILE_ROWS, width]. `block` is (cache, head, slots of its keys, their count).
 """
 
