@@ -1,4 +1,4 @@
-"""What changed just before it began: the controller's own acts and what it saw, ranked by time and place. Pure.
+"""What changed just before it began: what a controller did and saw, and what the series show, by time and place. Pure.
 
 A change is no cause by itself: it is where a person looks first, and what causes of changes ask for.
 """
@@ -15,6 +15,9 @@ from diagnostics.evidence.onset import Onset
 from diagnostics.value_format import format_seconds
 
 CHANGES_QUERY = "fleet_change_timestamp_seconds"
+STARTS_QUERY = "timestamp(llm:deploy_age_seconds) - llm:deploy_age_seconds"
+"""When each process started, by its own word: all that is known of changes where no controller tells of them."""
+START_S = 600.0  # so long after a change that was told a start of the same place is a part of it
 LOOK_BACK_S = 1800.0
 SLACK_S = 60.0  # a change is in the signals before it is told: the series of a node are told with its next scrape
 FADES_S = 600.0  # a change so long before counts a third
@@ -29,6 +32,21 @@ class _Change:
     pool: str
     node: str
     at: float
+
+
+def starts_untold(starts: Iterable[Sample], told: Iterable[Sample]) -> list[Sample]:
+    """Starts of processes, as changes, of which no change that was told is the reason."""
+    known: dict[tuple[str, str], list[float]] = defaultdict(list)  # by node, or by pool where it is of no node
+    for one in told:
+        node = one.labels.get("node", "")
+        known["node" if node else "pool", node or one.labels.get("pool", "")].append(one.value)
+    found = []
+    for start in starts:
+        node, pool = start.labels.get("node", ""), start.labels.get("pool", "")
+        at = [*known.get(("node", node), ()), *known.get(("pool", pool), ()), *known.get(("pool", ""), ())]
+        if node and not any(abs(start.value - one) <= START_S for one in at):
+            found.append(Sample({"kind": "start", "pool": pool, "node": node}, start.value, start.at))
+    return found
 
 
 def recent_changes(samples: Iterable[Sample], scope: Mapping[str, str], onset: Onset) -> tuple[str, ...]:

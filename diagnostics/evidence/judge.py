@@ -15,7 +15,7 @@ from alerts.promql import evaluate, evaluate_series
 from alerts.series.store import SeriesStore
 from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
-from diagnostics.evidence.changes import CHANGES_QUERY, recent_changes
+from diagnostics.evidence.changes import CHANGES_QUERY, STARTS_QUERY, recent_changes, starts_untold
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.question_file import builtin_questions
@@ -90,8 +90,7 @@ def diagnose(
         scope = with_pool(scope, store, now)
         onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
-        one = judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset)
-        found.append(replace(one, changes=recent_changes(evaluate(CHANGES_QUERY, store, now), scope, onset)))
+        found.append(judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset))
     found += [walk(tree, scope, store_query(store, now), now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
 
@@ -134,6 +133,7 @@ def judge(
             one.cause: _answer_in_words(readings[one.question]) for one in ranking.excluded if one.question in readings
         },
         not_known=_gaps(order, knowledge, readings),
+        changes=_changes(scope, store, now, onset),
         at=now,
         onset=onset.at,
         onset_early=onset.early,
@@ -189,6 +189,11 @@ def _symptom(
         start += steps * ONSET_STEP_S
     rest = evaluate_series(query, store, start, end, ONSET_STEP_S) if start <= end else []
     return points + [point for _, found in rest[:1] for point in found]
+
+
+def _changes(scope: Mapping[str, str], store: SeriesStore, now: float, onset: Onset) -> tuple[str, ...]:
+    told = evaluate(CHANGES_QUERY, store, now)
+    return recent_changes([*told, *starts_untold(evaluate(STARTS_QUERY, store, now), told)], scope, onset)
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:

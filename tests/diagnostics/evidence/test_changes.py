@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alerts.sample import Sample
-from diagnostics.evidence.changes import recent_changes
+from diagnostics.evidence.changes import recent_changes, starts_untold
 from diagnostics.evidence.onset import Onset
 
 ONSET = Onset(10_000.0, 9_970.0, 10_020.0, "a test")
@@ -40,3 +40,14 @@ def test_same_change_of_many_nodes_is_one_line() -> None:
 def test_change_of_the_node_itself_comes_before_that_of_its_peer() -> None:
     changes = [_change("restart", 9_950, pool="chat", node="n2"), _change("limits", 9_700, pool="chat", node="n1")]
     assert recent_changes(changes, {"pool": "chat", "node": "n1"}, ONSET)[0].startswith("limits of n1")
+
+
+def test_processes_that_started_are_a_change_where_nobody_tells_of_one() -> None:
+    starts = [Sample({"node": f"n{i}", "pool": "chat"}, 9_840.0 + 15 * i, 10_050.0) for i in range(3)]
+    assert recent_changes(starts_untold(starts, []), CHAT, ONSET) == (
+        "start of n0, n1, n2, 2 min 10 s before it began",
+    )
+    deploy = [_change("deploy", 9_790.0, pool="chat", node="n0"), _change("rollout", 4_000.0, pool="chat")]
+    assert [one.labels["node"] for one in starts_untold(starts, deploy)] == ["n1", "n2"]
+    assert starts_untold(starts, [_change("rollout", 9_700.0, pool="chat")]) == []
+    assert len(starts_untold(starts, [_change("rollout", 9_700.0, pool="batch")])) == 3
