@@ -22,7 +22,6 @@ def test_trees_are_listed_shown_by_their_name_or_an_alerts_and_drawn(capsys: pyt
     assert run(["tree", "show", "latency", "--mermaid"]) == 0
     assert capsys.readouterr().out.startswith("flowchart ")
     assert run(["tree", "lint", "-o", "json"]) == 0
-    findings = json.loads(capsys.readouterr().out)
-    assert [one for one in findings if one["severity"] == "error"] == []
+    assert json.loads(capsys.readouterr().out) == [], "also no limit without a reason, and no question that nobody asks"
     assert run(["tree", "show", "latencyy"]) == 2
     assert "latency" in capsys.readouterr().err
