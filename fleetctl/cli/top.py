@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,9 +14,11 @@ from fleetctl.cli.context import current, make_client
 from fleetctl.cli.get import Listing, Names, Selectors, SortBy, print_listing
 from fleetctl.cli.kinds import TOP_VIEWS, kind_of
 from fleetctl.cli.output import ListOutput, ListOutputOption
+from fleetctl.cli.past_controller import PastController
 from fleetctl.cli.selector import parse_selector
 from fleetctl.kit.errors import BadInputError
 
+LEAD_S = 30.0  # a replay begins so long before its incident opened
 LOADED = ", ".join(TOP_VIEWS)
 
 
@@ -40,11 +44,15 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option("--theme", help="Colours of the cockpit: dark, light, colour-blind, no-colour; NO_COLOR too."),
         ] = None,
+        replay: Annotated[
+            Path | None,
+            typer.Option("--replay", help="An incident's file, shown as it was; from `fleetctl incident export ID`."),
+        ] = None,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """Open the cockpit: the fleet live, incidents with evidence, approvals by one key."""
         if kind is None:
-            _open_cockpit(theme)
+            _open_cockpit(theme, replay)
             return
         found = kind_of(kind)
         view = TOP_VIEWS.get(found)
@@ -54,16 +62,23 @@ def register(app: typer.Typer) -> None:
         print_listing(listing, output)
 
 
-def _open_cockpit(theme: str | None) -> None:
+def _open_cockpit(theme: str | None, recording: Path | None) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInputError("top needs a terminal", remedy="fleetctl top nodes")
     import asyncio
 
     from fleetctl.tui.app import run_cockpit
     from fleetctl.tui.palette import PALETTES
+    from fleetctl.tui.slider import TimeSlider
 
     name = theme or ("no-colour" if "NO_COLOR" in os.environ else "dark")
     if name not in PALETTES:
         raise BadInputError(f"no theme is named {name}", remedy=f"one of {', '.join(PALETTES)}")
+    if recording is not None:
+        past = PastController(recording)
+        slider = TimeSlider(past.since, past.until, past.name, time.monotonic, at=past.opened_at - LEAD_S)
+        past.now = slider.now
+        asyncio.run(run_cockpit(lambda: past, title="fleetctl replay", theme=name, slider=slider))
+        return
     settings = current().settings()
     asyncio.run(run_cockpit(lambda: make_client(settings), theme=name))

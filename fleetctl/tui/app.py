@@ -39,11 +39,13 @@ from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.tui.prompt_line import PromptLine
 from fleetctl.tui.reader import CockpitClient, SnapshotReader
+from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
+from fleetctl.tui.slider import TimeSlider, slider_cells
 from fleetctl.tui.snapshot import Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
-from fleetctl.tui.still import Redrawn
+from fleetctl.tui.still import Redrawn, Still
 from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TimelineEntry, TokenRole
 from runbooks.verbs import VERBS
 
@@ -113,6 +115,11 @@ class Cockpit(App[None]):
         Binding("right_square_bracket,alt+right", "step(1)", "Forward", show=False, priority=True),
         Binding("escape", "leave", "Back", show=False, priority=True),
         Binding("r", "refresh_now", "Refresh", show=False, priority=True),
+        Binding("comma", "slide(-5)", "Earlier", key_display=",", priority=True),
+        Binding("full_stop", "slide(5)", "Later", key_display=".", priority=True),
+        Binding("less_than_sign", "slide(-60)", "1 min earlier", show=False, priority=True),
+        Binding("greater_than_sign", "slide(60)", "1 min later", show=False, priority=True),
+        Binding("space", "play", "Play", priority=True),
         Binding("t", "theme", "Theme", show=False, priority=True),
         Binding("q", "quit", "Quit", priority=True),
     ]
@@ -128,8 +135,10 @@ class Cockpit(App[None]):
         now: Callable[[], float] = time.time,
         poll_every_s: float | None = POLL_EVERY_S,
         theme: str = "dark",
+        slider: TimeSlider | None = None,
     ) -> None:
-        """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted."""
+        """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted.
+        `slider`: of a recording, which is shown in place of the present."""
         super().__init__()
         self.title = title
         self.theme = choose(theme).base
@@ -144,7 +153,8 @@ class Cockpit(App[None]):
         self._by = by if by is not None else getpass.getuser()
         self._until = until
         self._on_ready = on_ready
-        self._now = now
+        self._slider = slider
+        self._now = now if slider is None else slider.now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
         self._is_waking = False
@@ -155,6 +165,8 @@ class Cockpit(App[None]):
         # Held, not looked up: a look-up searches the top screen, which may be a question to the person.
         self._bar = StatusBar(title)
         self._places = PlaceBar()
+        self._slider_bar = Still(id="slider")
+        self._slider_bar.display = slider is not None
         self._fleet = FleetPane()
         self._alerts = AlertsPane()
         self._incident = IncidentPane()
@@ -184,6 +196,7 @@ class Cockpit(App[None]):
         """Status, screens, story, prompt and footer."""
         yield self._bar
         yield self._places
+        yield self._slider_bar
         yield self._switcher
         with self._story_panel:
             yield self._story_log
@@ -203,8 +216,8 @@ class Cockpit(App[None]):
             self.run_worker(self._follow(self._controller, self._reader), name="follower", exit_on_error=True)
         if self._until is not None:
             self.run_worker(self._leave_when_done(self._until), name="until", exit_on_error=True)
-        for line in self._story:
-            self.post_message(StoryTold(line))
+        for told in self._story:
+            self.post_message(StoryTold(told))
         self._story.clear()
         if self._on_ready is not None:
             self._on_ready(self)
@@ -444,6 +457,8 @@ class Cockpit(App[None]):
                 return live and self.snapshot.may(TokenRole.OPERATOR)
             case "verb":
                 return self._chosen_node() is not None and self.snapshot.may(TokenRole.OPERATOR)
+            case "slide" | "play":
+                return self._slider is not None
             case "filter":
                 return self._pane.CAN_FILTER
         return True
@@ -503,6 +518,18 @@ class Cockpit(App[None]):
         if node is not None:
             self._obey(parse_order(f"{name} {target_of(VERBS[name], node)} {options}".rstrip()))
 
+    def action_slide(self, seconds: float) -> None:
+        """Another moment of the recording."""
+        if self._slider is not None:
+            self._slider.move(seconds)
+            self._look_again()
+
+    def action_play(self) -> None:
+        """The recording goes on by itself, faster with each press, then stands."""
+        if self._slider is not None:
+            self._slider.play()
+            self._look_again()
+
     def action_theme(self) -> None:
         """The next palette."""
         self._use_palette(after(chosen().name))
@@ -545,6 +572,8 @@ class Cockpit(App[None]):
     async def _poll(self, reader: SnapshotReader, every_s: float) -> None:
         while True:
             self._wake.clear()
+            if self._slider is not None:
+                reader.forget()  # another moment: nothing of before is kept
             self.post_message(SnapshotTaken(await reader.read(self._wanted())))
             try:
                 await asyncio.wait_for(self._wake.wait(), every_s)
@@ -614,6 +643,7 @@ class Cockpit(App[None]):
             self._draw()
         elif self.screen_stack:
             self._bar.show(self.snapshot, self._now())
+            self._show_slider()
 
     def _draw(self) -> None:
         if not self.screen_stack:
@@ -621,9 +651,14 @@ class Cockpit(App[None]):
         now = self._now()
         self._drawn_at = time.monotonic()
         self._bar.show(self.snapshot, now)
+        self._show_slider()
         self._pane.show(self.snapshot, now)
         self._places.show(self.trail.here, self._pane.words)
         self._offer_keys()
+
+    def _show_slider(self) -> None:
+        if self._slider is not None:
+            self._slider_bar.redraw(line(slider_cells(self._slider), "  "))
 
     def _offer_keys(self) -> None:
         """Redraw the footer when other keys can do something than before; doing it always makes it flicker."""
@@ -636,12 +671,20 @@ class Cockpit(App[None]):
 OUR_MODULES = frozenset(
     f"fleetctl.tui.{name}" for name in ("pane", "live_table", "fleet_pane", "incident_pane", "runbook_pane")
 )
-ACTS = ("decide", "dry_run", "take", "page", "order_run", "verb", "filter")
+ACTS = ("slide", "decide", "dry_run", "take", "page", "order_run", "verb", "filter")
 
 
 def _shown_key(key: str) -> str:
     """A key as it stands on the keyboard."""
-    names = {"plus": "+", "minus": "-", "slash": "/", "colon": ":", "question_mark": "?"}
+    names = {
+        "comma": ",",
+        "full_stop": ".",
+        "plus": "+",
+        "minus": "-",
+        "slash": "/",
+        "colon": ":",
+        "question_mark": "?",
+    }
     return ", ".join(names.get(one, one) for one in key.split(","))
 
 
@@ -653,13 +696,14 @@ async def run_cockpit(
     by: str | None = None,
     on_ready: Callable[[Cockpit], None] | None = None,
     theme: str = "dark",
+    slider: TimeSlider | None = None,
 ) -> None:
     """Show the cockpit until a person quits or `until` is done.
 
     `on_ready` gets the running app, e.g. to tell it a story with `post_story`. What `until` raises is raised here.
     Log lines are held meanwhile: stderr is the same terminal.
     """
-    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready, theme=theme)
+    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready, theme=theme, slider=slider)
     # Modules and classes live as long as we do, and a reading of 1,000 nodes is 60,000 objects that no cycle holds: to
     # look through them again and again took longer than to read them.
     gc.freeze()

@@ -19,7 +19,7 @@ from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint_section
 from fleetctl.tui.snapshot import Part, is_closed
 from fleetctl.tui.still import Redrawn, Still
-from fleetctl.wire import Incident
+from fleetctl.wire import Incident, TokenRole
 
 # Sections of the view. On a wide screen the second column stands beside the first.
 _COLUMNS = (("head", "ask", "run"), ("diagnosis", "charts", "timeline"))
@@ -84,7 +84,7 @@ class IncidentPane(Redrawn, Pane):
             self._sections["head"].update(Text(text, style="dim"))
             self._drawn.clear()
             return
-        view = incident_view(incident, self.now)
+        view = incident_view(incident, self.now, may_decide=self.snapshot.may(TokenRole.APPROVER))
         is_its = self.snapshot.charts_of == incident.id
         charts = chart_section(self.snapshot.charts if is_its else None, self.snapshot.charts_unknown if is_its else "")
         for name in self._sections:

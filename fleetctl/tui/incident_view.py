@@ -111,13 +111,13 @@ def _who(incident: Incident) -> str:
     return f"[{handling.assignee or handling.acknowledged_by}{doubt}] "
 
 
-def incident_view(incident: Incident, now: float) -> IncidentView:
-    """Everything about one incident, in the order in which a person needs it."""
+def incident_view(incident: Incident, now: float, *, may_decide: bool = True) -> IncidentView:
+    """Everything about one incident, in the order in which a person needs it. `may_decide`: keys that answer work."""
     waiting = proposal(incident)
     run = current_run(incident)
     return IncidentView(
         head=_head(incident, now),
-        ask=_ask(waiting, now) if waiting is not None else None,
+        ask=_ask(waiting, now, may_decide=may_decide) if waiting is not None else None,
         diagnosis=_diagnosis(incident.diagnosis),
         run=_run(run) if run is not None and run is not waiting else None,
         timeline=_timeline(incident.timeline),
@@ -164,13 +164,14 @@ def _head(incident: Incident, now: float) -> StorySection:
     return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))
 
 
-def _ask(run: Run, now: float) -> StorySection:
+def _ask(run: Run, now: float, *, may_decide: bool) -> StorySection:
+    keys = "a approve   d deny   x dry run" if may_decide else "none: another person answers"
     left = f", {span(run.expires_at - now)} left" if run.expires_at is not None else ""
     steps = [(Cell(f"{step.index + 1}", Tone.DIM), Cell(step.command)) for step in run.steps if step.phase == "do"]
     return StorySection(
         Cell(f"PROPOSED: {run.title or run.runbook}{left}", Tone.WARN),
         (
-            (Cell("keys", Tone.DIM), Cell("a approve   d deny   x dry run", Tone.WARN)),
+            (Cell("keys", Tone.DIM), Cell(keys, Tone.WARN if may_decide else Tone.DIM)),
             (Cell("why", Tone.DIM), Cell(run.reason or UNKNOWN)),
             *(((Cell("approvals", Tone.DIM), Cell(run.approval, Tone.WARN)),) if run.approval else ()),
             *(((Cell("forecast", Tone.DIM), Cell(run.prediction)),) if run.prediction else ()),

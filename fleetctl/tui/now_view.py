@@ -8,7 +8,7 @@ from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
 from fleetctl.tui.snapshot import Snapshot, is_closed
-from fleetctl.wire import AlertState, Incident, Pool, Run, RunStatus
+from fleetctl.wire import AlertState, Incident, Pool, Run, RunStatus, TokenRole
 
 NUM_EVENTS = 12
 NUM_ALERTS = 8
@@ -77,7 +77,10 @@ def _automation(snapshot: Snapshot, now: float) -> StorySection:
     doing = f"Automation (policy {policy})"
     if not rows:
         return StorySection(Cell(f"{doing}: nothing is under way, nothing waits", Tone.DIM))
-    asks = "   g i, then a approves" if any(cell.text == "waits for you" for row in rows for cell in row) else ""
+    may = snapshot.may(TokenRole.APPROVER)
+    asks = (
+        "   g i, then a approves" if may and any(cell.text == "waits for you" for row in rows for cell in row) else ""
+    )
     return StorySection(Cell(f"{doing}{asks}", Tone.STRONG), tuple(rows))
 
 

@@ -1,0 +1,103 @@
+"""A recording in the cockpit: each moment as it stood, nothing of later, and nothing that was not recorded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from diagnostics.blackbox import BlackBox, RecordedSeries, write
+from fleetctl.cli.past_controller import PastController
+from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.tui.app import Cockpit
+from fleetctl.tui.slider import TimeSlider
+from fleetctl.wire import AlertState, IncidentStatus, NodePhase, RunStatus
+from tests.fixtures.cockpit_screen import screen, wait_for_text
+from tests.fixtures.incident import OPENED, make_record
+
+pytestmark = pytest.mark.anyio
+
+
+def phase(node: str, name: str, begin: int, end: int) -> RecordedSeries:
+    labels = {"__name__": "fleet_node_phase", "node": node, "pool": "chat", "model": "tiny", "phase": name}
+    return RecordedSeries(labels, tuple((OPENED + at, 1.0) for at in range(begin, end, 5)))
+
+
+def recording(tmp_path: Path) -> Path:
+    """Ten minutes around the incident: node-2 is slow from its onset on, and stopped in the end."""
+    running = {"__name__": "llm:running", "node": "node-2", "pool": "chat"}
+    series = (
+        phase("node-1", "ready", -600, 100),
+        phase("node-2", "ready", -600, 60),
+        phase("node-2", "stopped", 60, 100),
+        RecordedSeries(running, tuple((OPENED + at, 3.0 if at < 0 else 9.0) for at in range(-600, 60, 5))),
+    )
+    record = make_record()
+    path = tmp_path / "incident.blackbox.jsonl.gz"
+    write(path, BlackBox(record, OPENED + 100, OPENED - 600, OPENED + 100, series, software="fleetctl 0.1"))
+    return path
+
+
+async def test_a_moment_before_the_incident_knows_nothing_of_it(tmp_path: Path) -> None:
+    past = PastController(recording(tmp_path), lambda: OPENED - 60)
+
+    assert await past.incidents() == []
+    assert await past.alerts() == []
+    assert await past.runs() == []
+    assert [(node.name, node.phase, node.running.value) for node in await past.nodes()] == [
+        ("node-1", NodePhase.READY, None),
+        ("node-2", NodePhase.READY, 3.0),
+    ]
+    assert all(entry.at <= OPENED - 60 for entry in await past.newest_events())
+    with pytest.raises(BadInputError):
+        await past.incident("inc-20231114-221320-ab12")
+
+
+async def test_a_moment_within_it_shows_what_stood_then_and_the_end_what_became_of_it(tmp_path: Path) -> None:
+    now = [OPENED + 2.0]
+    past = PastController(recording(tmp_path), lambda: now[0])
+
+    (one,) = await past.incidents()
+    assert (one.status, one.resolved_at) == (IncidentStatus.OPEN, None)
+    assert [alert.state for alert in await past.alerts()] == [AlertState.FIRING]
+    assert (await past.incident(one.id)).diagnosis is not None
+    status = await past.status()
+    assert (status.nodes_ready, status.firing, status.open_incidents) == (2, 1, 1)
+
+    now[0] = OPENED + 95
+    (one,) = await past.incidents()
+    assert one.status is IncidentStatus.RESOLVED
+    assert {run.status for run in one.runs} == {RunStatus.SUCCEEDED}
+    assert (await past.status()).open_incidents == 0
+
+
+async def test_what_is_not_recorded_is_unknown_and_nothing_can_be_changed(tmp_path: Path) -> None:
+    past = PastController(recording(tmp_path))
+
+    assert "does not say" in (await past.node_requests("node-2")).unknown
+    assert (await past.pools())[0].load.ttft_p95_s.value is None
+    with pytest.raises(RefusedError):
+        await past.act()
+    with pytest.raises(BadInputError, match="missing"):
+        PastController(tmp_path / "missing.gz")
+
+
+async def test_keys_move_through_the_recording_in_the_cockpits_own_screens(tmp_path: Path) -> None:
+    past = PastController(recording(tmp_path))
+    slider = TimeSlider(past.since, past.until, past.name, time.monotonic, at=OPENED - 60)
+    past.now = slider.now
+    app = Cockpit(lambda: past, poll_every_s=0.2, slider=slider)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_for_text(_typed(pilot), "REPLAY", "22:12:20", "Nothing hurts", "read-only (viewer)")
+        await pilot.press("greater_than_sign", "full_stop")
+        await wait_for_text(_typed(pilot), "22:13:25", "node-2 is slower than its peers")
+        assert "Approve" not in screen(app)
+        await pilot.press("less_than_sign")
+        await wait_for_text(_typed(pilot), "Nothing hurts")
+
+
+def _typed(pilot: Any) -> Pilot[None]:
+    return pilot  # type: ignore[no-any-return]
