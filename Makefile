@@ -150,7 +150,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 debs: ## Install the Debian packages that tests talk to, where that is allowed
-	@scripts/install-debs prometheus prometheus-alertmanager postgresql tmux
+	@scripts/install-debs prometheus prometheus-alertmanager postgresql tmux chromium
 
 kube-tools: setup-dev ## Put helm and kubectl beside the environment's Python, where that is allowed
 	@$(BIN)/python scripts/install-kube-tools $(VENV)/kube

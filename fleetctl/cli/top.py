@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from fleetctl.cli.past_controller import PastController
 from fleetctl.cli.selector import parse_selector
 from fleetctl.kit.errors import BadInputError
 
+DRIVER = "TEXTUAL_DRIVER"  # set where a browser is the terminal
 LEAD_S = 30.0  # a replay begins so long before its incident opened
 LOADED = ", ".join(TOP_VIEWS)
 
@@ -48,11 +50,16 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--replay", help="An incident's file, shown as it was; from `fleetctl incident export ID`."),
         ] = None,
+        web: Annotated[bool, typer.Option("--web", help="In a browser on this machine; prints the address.")] = False,
+        port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of --web; 0: a free one.")] = 0,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """Open the cockpit: the fleet live, incidents with evidence, approvals by one key."""
         if kind is None:
-            _open_cockpit(theme, replay)
+            if web and DRIVER not in os.environ:
+                _serve_cockpit(port)
+            else:
+                _open_cockpit(theme, replay)
             return
         found = kind_of(kind)
         view = TOP_VIEWS.get(found)
@@ -62,8 +69,16 @@ def register(app: typer.Typer) -> None:
         print_listing(listing, output)
 
 
+def _serve_cockpit(port: int) -> None:
+    """The same command again, for each page that is opened."""
+    from fleetctl.kit.reserved_port import reserve_port
+    from fleetctl.tui.web import WebCockpit
+
+    WebCockpit(shlex.join([sys.executable, "-m", "fleetctl.cli", *sys.argv[1:]]), port or reserve_port()).serve()
+
+
 def _open_cockpit(theme: str | None, recording: Path | None) -> None:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if DRIVER not in os.environ and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInputError("top needs a terminal", remedy="fleetctl top nodes")
     import asyncio
 
