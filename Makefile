@@ -19,7 +19,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods pictures bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -80,6 +80,9 @@ bench-targets: setup-dev ## A whole controller over 1,000 targets that come and 
 
 bench-tui: setup ## The cockpit over 100 and 1,000 nodes: how soon a key is answered, CPU while idle (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.cockpit_bench $(BENCH_ARGS)
+
+pictures: setup-dev ## docs/pictures anew: the cockpit over a real fleet with a slow node
+	$(BIN)/python scripts/cockpit-pictures
 
 bench-pods: setup-dev kubernetes ## A whole controller over 1,000 pods of a real Kubernetes API (BENCH_ARGS="--pods 200")
 	$(BIN)/python -m tests.fixtures.kubernetes.pods_bench $(BENCH_ARGS)

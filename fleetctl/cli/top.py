@@ -96,4 +96,5 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
         asyncio.run(run_cockpit(lambda: past, title="fleetctl replay", theme=name, slider=slider))
         return
     settings = current().settings()
-    asyncio.run(run_cockpit(lambda: make_client(settings), theme=name))
+    kept = settings.state_dir / "cockpit-bookmarks.json"
+    asyncio.run(run_cockpit(lambda: make_client(settings), theme=name, bookmarks=kept))

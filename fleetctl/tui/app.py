@@ -12,6 +12,7 @@ import gc
 import getpass
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import structlog
@@ -23,12 +24,13 @@ from textual.widgets import ContentSwitcher, Footer, RichLog
 from textual.worker import Worker
 
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.tui.bookmarks import Bookmark, Bookmarks
 from fleetctl.tui.deeds import Deeds, target_of
 from fleetctl.tui.fleet_pane import FleetPane
 from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.help_screen import HelpScreen
 from fleetctl.tui.incident_pane import IncidentPane
-from fleetctl.tui.jump import Jump
+from fleetctl.tui.jump import Jump, Recall
 from fleetctl.tui.list_panes import AlertsPane, AuditPane, EventsPane
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.node_pane import NodePane
@@ -76,6 +78,8 @@ FRAME_KEYS = (
     (":", "a command, as after fleetctl; Tab completes; --dry-run does nothing"),
     ("Esc", "end the filter; else go back"),
     ("r", "look again now"),
+    ("y", "copy what is chosen: a line, an incident, a run's commands"),
+    ("m, then '", "bookmark what is shown, or drop it; go to a bookmark"),
     ("t", "theme: dark, light, colour-blind, no-colour"),
     ("q", "quit"),
 )
@@ -120,6 +124,9 @@ class Cockpit(App[None]):
         Binding("less_than_sign", "slide(-60)", "1 min earlier", show=False, priority=True),
         Binding("greater_than_sign", "slide(60)", "1 min later", show=False, priority=True),
         Binding("space", "play", "Play", priority=True),
+        Binding("y", "copy", "Copy", show=False, priority=True),
+        Binding("m", "bookmark", "Bookmark", show=False, priority=True),
+        Binding("apostrophe", "recall", "Bookmarks", show=False, priority=True),
         Binding("t", "theme", "Theme", show=False, priority=True),
         Binding("q", "quit", "Quit", priority=True),
     ]
@@ -136,9 +143,10 @@ class Cockpit(App[None]):
         poll_every_s: float | None = POLL_EVERY_S,
         theme: str = "dark",
         slider: TimeSlider | None = None,
+        bookmarks: Path | None = None,
     ) -> None:
         """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted.
-        `slider`: of a recording, which is shown in place of the present."""
+        `slider`: of a recording, which is shown in place of the present. `bookmarks`: their file."""
         super().__init__()
         self.title = title
         self.theme = choose(theme).base
@@ -154,6 +162,7 @@ class Cockpit(App[None]):
         self._until = until
         self._on_ready = on_ready
         self._slider = slider
+        self._bookmarks = Bookmarks(bookmarks)
         self._now = now if slider is None else slider.now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
@@ -263,6 +272,10 @@ class Cockpit(App[None]):
     def on_pane_asks(self, message: Pane.Asks) -> None:
         """Another screen."""
         self.go(Visit(message.place, message.subject))
+
+    def on_resize(self) -> None:
+        """Names of screens have room, or have none any more."""
+        self._places.show(self.trail.here, self._pane.words)
 
     def on_story_told(self, message: StoryTold) -> None:
         """Add a line to the story."""
@@ -530,6 +543,31 @@ class Cockpit(App[None]):
             self._slider.play()
             self._look_again()
 
+    def action_copy(self) -> None:
+        """What is chosen, to the clipboard of the terminal (OSC 52), over ssh too."""
+        text = self._pane.told()
+        if text:
+            self.copy_to_clipboard(text)
+            first, _, more = text.strip().partition("\n")
+            self.notify(f"{first}{' …' if more else ''}", title="Copied", timeout=3, markup=False)
+
+    def action_bookmark(self) -> None:
+        """Keep what is shown, or drop it."""
+        mark = Bookmark(Visit(self.trail.here.place, self._pane.subject), self._pane.words)
+        title = "Bookmarked" if self._bookmarks.toggle(mark) else "No bookmark any more"
+        self.notify(mark.label, title=title, timeout=3, markup=False)
+
+    def action_recall(self) -> None:
+        """Go to a bookmark."""
+
+        def chosen(mark: Bookmark | None) -> None:
+            if mark is not None:
+                self.go(mark.visit)
+                self._pane.narrow(mark.words)
+                self._places.show(self.trail.here, mark.words)
+
+        self.push_screen(Recall(self._bookmarks.kept), chosen)
+
     def action_theme(self) -> None:
         """The next palette."""
         self._use_palette(after(chosen().name))
@@ -697,13 +735,23 @@ async def run_cockpit(
     on_ready: Callable[[Cockpit], None] | None = None,
     theme: str = "dark",
     slider: TimeSlider | None = None,
+    bookmarks: Path | None = None,
 ) -> None:
     """Show the cockpit until a person quits or `until` is done.
 
     `on_ready` gets the running app, e.g. to tell it a story with `post_story`. What `until` raises is raised here.
     Log lines are held meanwhile: stderr is the same terminal.
     """
-    cockpit = Cockpit(client_factory, title=title, by=by, until=until, on_ready=on_ready, theme=theme, slider=slider)
+    cockpit = Cockpit(
+        client_factory,
+        title=title,
+        by=by,
+        until=until,
+        on_ready=on_ready,
+        theme=theme,
+        slider=slider,
+        bookmarks=bookmarks,
+    )
     # Modules and classes live as long as we do, and a reading of 1,000 nodes is 60,000 objects that no cycle holds: to
     # look through them again and again took longer than to read them.
     gc.freeze()

@@ -67,6 +67,14 @@ class IncidentPane(Redrawn, Pane):
             return focus
         return next((one for one in self.snapshot.incidents if one.id == wanted), None)
 
+    def told(self) -> str:
+        """Its id, its headline and the verdict."""
+        one = self.shown
+        if one is None:
+            return ""
+        cause = f"\n{one.diagnosis.cause}: {one.diagnosis.title}" if one.diagnosis and one.diagnosis.cause else ""
+        return f"{one.id}: {one.title}{cause}"
+
     def forget_drawn(self) -> None:
         """Draw every section again."""
         self._drawn.clear()

@@ -1,4 +1,4 @@
-"""`g`: where the next key leads."""
+"""`g` and `'`: where the next key leads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from fleetctl.kit.printable import one_line
+from fleetctl.tui.bookmarks import Bookmark
 from fleetctl.tui.place import JUMPS, Place
 
 
@@ -32,3 +34,27 @@ class Jump(ModalScreen[Place | None]):
             self.app.post_message(events.Key(event.key, event.character))
             return
         self.dismiss(JUMPS.get(event.key))
+
+
+class Recall(ModalScreen[Bookmark | None]):
+    """Dismissed by the next key, with the bookmark of its number."""
+
+    def __init__(self, marks: tuple[Bookmark, ...]) -> None:
+        super().__init__()
+        self._marks = marks
+
+    def compose(self) -> ComposeResult:
+        """Numbers and what they lead to."""
+        table = Table.grid(padding=(0, 2))
+        for number, mark in enumerate(self._marks, 1):
+            table.add_row(Text(str(number), style="cyan"), Text(one_line(mark.label)))
+        with Vertical(id="recall"):
+            yield Static(table if self._marks else Text("No bookmarks: m keeps what is shown.", style="dim"))
+
+    def on_key(self, event: events.Key) -> None:
+        """Any key ends it."""
+        event.stop()
+        event.prevent_default()
+        if self.is_current:
+            number = int(event.key) if event.key.isdigit() else 0
+            self.dismiss(self._marks[number - 1] if 1 <= number <= len(self._marks) else None)

@@ -67,10 +67,20 @@ class Pane(Vertical):
         """Draw what is known."""
         raise NotImplementedError
 
+    def told(self) -> str:
+        """What a copy of it is: the chosen thing in words; empty where nothing is chosen."""
+        return self.subject or ""
+
     def narrow(self, words: str) -> None:
         """Show only what fits these words."""
         self.words = words
         self.draw()
+
+
+def section_text(section: StorySection) -> str:
+    """A section as plain lines."""
+    rows = ("  ".join(cell.text for cell in row if cell.text) for row in section.rows)
+    return "\n".join([section.heading.text, *rows, *(note.text for note in section.notes)])
 
 
 NOTHING = StorySection(Cell(""))  # equal to no section that is shown
@@ -102,6 +112,10 @@ class Sections(Redrawn, VerticalScroll, can_focus=True):
             else:
                 self.mount(Still(paint_section(section), classes="section"))
         self._drawn = wanted + self._drawn[len(wanted) :]
+
+    def told(self) -> str:
+        """All of it as lines."""
+        return "\n\n".join(map(section_text, self._drawn)) + "\n"
 
     def forget_drawn(self) -> None:
         """Draw every section again."""
@@ -137,6 +151,12 @@ class TablePane(Pane):
     def main(self) -> Widget:
         """The table."""
         return self.table
+
+    def told(self) -> str:
+        """The chosen line, cell by cell."""
+        row = self.table.selected
+        cells = () if row is None else (column.write(row).text.strip() for column in self.table.columns)
+        return "  ".join(filter(None, cells))
 
     def lines(self) -> Sequence[Line[Any]]:
         """What the table shows."""

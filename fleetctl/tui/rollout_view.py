@@ -19,7 +19,7 @@ def rollout_sections(snapshot: Snapshot, now: float) -> Iterator[StorySection]:
     """Those under way in full, then those that ended, a line each."""
     under_way = [one for one in snapshot.rollouts if not one.is_ended]
     if not under_way:
-        start = "No rollout is under way.  fleetctl rollout start POOL --set NAME=VALUE"
+        start = "No rollout is under way.  fleetctl rollout start POOL --set max-num-seqs=32"
         yield StorySection(Cell(start, Tone.DIM))
     for one in under_way:
         yield _course(one, now)

@@ -64,6 +64,11 @@ class RunbookPane(Redrawn, Pane):
     def _run_id(self) -> str | None:
         return self.subject if self.subject is not None and self.subject.startswith("run-") else None
 
+    def told(self) -> str:
+        """The commands of the run, as they are typed."""
+        run = self.run_shown
+        return "\n".join(f"fleetctl {step.command}" for step in run.steps) if run is not None else ""
+
     def forget_drawn(self) -> None:
         """Draw the steps again."""
         self._drawn = None

@@ -30,6 +30,10 @@ class SectionsPane(Pane):
         """What scrolls."""
         return self._sections
 
+    def told(self) -> str:
+        """All sections."""
+        return self._sections.told()
+
 
 class NowPane(SectionsPane):
     """What hurts users, and what is being done."""

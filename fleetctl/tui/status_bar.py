@@ -50,7 +50,7 @@ class PlaceBar(Redrawn, Still):
 
     def __init__(self) -> None:
         super().__init__(id="places")
-        self._shown: tuple[Visit, str] | None = None
+        self._shown: tuple[Visit, str, int] | None = None
         self._ends: list[tuple[int, Place]] = []
 
     def forget_drawn(self) -> None:
@@ -59,15 +59,16 @@ class PlaceBar(Redrawn, Still):
 
     def show(self, here: Visit, words: str) -> None:
         """Draw it, where it is not as before."""
-        if (here, words) == self._shown:
+        width = self.app.size.width  # its own is known only after it was laid out
+        if (here, words, width) == self._shown:
             return
-        self._shown = (here, words)
+        self._shown = (here, words, width)
         about = Text()
         if here.subject is not None:
             about.append(f"  {here.subject}", style="bold")
         if words:
             about.append(f"  /{words}", style=style_of(Tone.WARN))
-        room = (self.size.width or self.app.size.width) - len(about)
+        room = width - 2 - len(about)
         has_room = sum(len(place.label) + 2 for place in Place) <= room
         text = Text(no_wrap=True, overflow="ellipsis")
         self._ends = []

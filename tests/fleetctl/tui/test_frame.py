@@ -10,7 +10,7 @@ from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.wire import Run, RunStatus, TokenRole
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
 from tests.fixtures.cockpit_fleet import full_controller
-from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, wait_for, wait_for_text
+from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +62,15 @@ async def test_keys_that_are_typed_fast_mean_what_they_mean_slowly(keys: str, pl
             app.post_message(events.Key({"\r": "enter", ":": "colon"}.get(key, key), None if key == "\r" else key))
         await wait_for(pilot, lambda: app.trail.here.place is place and len(app.screen_stack) == 1)
     assert (controller.decisions, controller.actions) == ([], [])
+
+
+async def test_names_of_screens_come_with_room_and_go_without() -> None:
+    async with cockpit(FakeController(), size=(80, 24)) as (app, pilot):
+        await wait_for(pilot, lambda: screen_lines(app)[1].split()[:3] == ["Now", "f", "a"])
+        await pilot.resize_terminal(120, 40)
+        await wait_for(pilot, lambda: screen_lines(app)[1].split()[:3] == ["Now", "Fleet", "Alerts"])
+        await pilot.resize_terminal(80, 24)
+        await wait_for(pilot, lambda: screen_lines(app)[1].split()[:3] == ["Now", "f", "a"])
 
 
 async def test_a_filter_works_while_it_is_typed_and_escape_ends_it() -> None:
