@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
@@ -14,8 +15,11 @@ from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.node_view import node_lines
 from fleetctl.tui.pane import TablePane
 from fleetctl.tui.place import Place
+from fleetctl.tui.reader import LARGE_FLEET
 from fleetctl.tui.snapshot import Part
 from fleetctl.wire import Node
+
+AGES_EVERY_S = 6.0
 
 
 class FleetPane(TablePane):
@@ -32,6 +36,9 @@ class FleetPane(TablePane):
         super().__init__(FLEET_COLUMNS, table_id="nodes", empty="The fleet has no nodes.  fleetctl node start NAME")
         self.group = "pool"
         self.with_stopped = False
+        self._made_of: tuple[object, ...] = ()
+        self._made_at = 0.0
+        self._made: Sequence[Line[NodeRow]] = ()
 
     @property
     def selected(self) -> Node | None:
@@ -40,7 +47,19 @@ class FleetPane(TablePane):
         return row.node if row is not None else None
 
     def lines(self) -> Sequence[Line[NodeRow]]:
-        """Nodes under their groups."""
+        """Nodes under their groups. Of a large fleet those of before, while nothing is known that is newer: only ages
+        would be others, in every line of the screen."""
+        told = self.snapshot
+        made_of = (told.nodes, told.pools, told.groups, told.node_tails, told.pool_tails, told.cut_off_since)
+        chosen = (self.words, self.group, self.order, self.with_stopped)
+        is_same = all(map(is_, made_of, self._made_of)) and self._made_of[len(made_of) :] == chosen
+        if is_same and len(told.nodes) > LARGE_FLEET and 0.0 <= self.now - self._made_at < AGES_EVERY_S:
+            return self._made
+        self._made_of, self._made_at = (*made_of, *chosen), self.now
+        self._made = self._written()
+        return self._made
+
+    def _written(self) -> Sequence[Line[NodeRow]]:
         found = fleet_lines(
             self.snapshot,
             self.now,

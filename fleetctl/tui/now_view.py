@@ -38,22 +38,35 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
         quiet = "Nothing hurts: no incident is open, no alert fires."
         return StorySection(Cell(quiet, Tone.DIM if unknown else Tone.GOOD), (), tuple(notes))
     heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
-    rows: list[Row] = [_incident(one, now) for one in incidents]
+    rows: list[Row] = [_incident(one, snapshot, now) for one in incidents]
     for alert in alone[:NUM_ALERTS]:
         since = age(now - alert.fired_at) if alert.fired_at is not None else UNKNOWN
         text = f"{alert.name}: {alert.summary}" if alert.summary else alert.name
         silenced = " (silenced)" if alert.silenced == "yes" else ""
-        rows.append((Cell("▲", Tone.WARN), Cell(""), Cell(since, Tone.DIM), Cell(text + silenced), Cell("no incident")))
+        rows.append(
+            (
+                Cell("▲", Tone.WARN),
+                Cell(""),
+                Cell(since, Tone.DIM),
+                Cell(text + silenced),
+                Cell(""),
+                Cell("no incident"),
+            )
+        )
     return StorySection(Cell(heading, Tone.BAD if incidents else Tone.WARN), tuple(rows), tuple(notes))
 
 
-def _incident(one: Incident, now: float) -> Row:
+def _incident(one: Incident, snapshot: Snapshot, now: float) -> Row:
     glyph, tone = STATUSES[one.status]
+    focus = snapshot.focus
+    found = focus.diagnosis if focus is not None and focus.id == one.id else None  # of others the list has no verdict
+    cause = f"{found.cause}, {found.confidence}" if found is not None and found.cause else ""
     return (
         Cell(glyph, tone),
         sev_left(one, now),
         Cell(age(now - one.opened_at), Tone.DIM),
         Cell(one.title, Tone.STRONG),
+        Cell(cause),
         Cell(one.handling.words or "nobody has it", Tone.DIM if one.handling.words else Tone.WARN),
     )
 

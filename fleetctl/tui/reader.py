@@ -241,7 +241,8 @@ class SnapshotReader:
         return {"nodes": nodes, "trends": trends}
 
     async def _pools(self) -> dict[str, Any]:
-        return {"pools": tuple(await self._controller.pools())}
+        pools = tuple(await self._controller.pools())
+        return {} if pools == self._last.pools else {"pools": pools}  # the same while nothing is: it is drawn anew else
 
     async def _groups(self) -> dict[str, Any]:
         by = (GroupBy.ZONE, GroupBy.MODEL)

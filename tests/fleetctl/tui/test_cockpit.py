@@ -13,7 +13,8 @@ from fleetctl.tui.app import Cockpit, run_cockpit
 from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.messages import SnapshotTaken
 from fleetctl.tui.place import JUMPS, Place
-from fleetctl.tui.snapshot import Snapshot
+from fleetctl.tui.reader import SnapshotReader
+from fleetctl.tui.snapshot import Part, Snapshot, Wanted
 from fleetctl.wire import IncidentStatus, RunStatus
 from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
 from tests.fixtures.cockpit_screen import NARROW, WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
@@ -111,6 +112,23 @@ async def test_draws_only_the_lines_that_changed() -> None:
         await wait_for(pilot, lambda: bool(drawn))
 
         assert set(drawn) == {2}, "below the header and the pool's heading"
+
+
+async def test_ages_of_a_large_fleet_are_drawn_as_often_as_it_is_read() -> None:
+    controller, time_now = FakeController(), [NOW]
+    controller.nodes_now = [make_node(f"node-{number:03}") for number in range(300)]
+    snapshot = await SnapshotReader(controller, lambda: time_now[0]).read(Wanted(frozenset(Part)))
+    async with cockpit(controller, polling=False, clock=lambda: time_now[0]) as (app, pilot):
+        await pilot.press("g", "f")
+        app.post_message(SnapshotTaken(snapshot))
+        await wait_for_text(pilot, "node-000")
+        row = next(line for line in screen_lines(app) if "node-000" in line)
+        for later, is_as_before in ((2.0, True), (7.0, False)):
+            time_now[0] = NOW + later
+            app.post_message(SnapshotTaken(snapshot))
+            await pilot.pause()
+            await pilot.pause()
+            assert (row in screen_lines(app)) is is_as_before
 
 
 async def test_keeps_the_cursor_on_its_node_when_others_come_and_go() -> None:

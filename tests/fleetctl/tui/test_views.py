@@ -361,6 +361,13 @@ def test_now_tells_how_long_the_level_still_gives_and_that_nobody_has_it() -> No
     assert "nobody has it" in told
 
 
+def test_now_tells_the_cause_of_the_incident_that_was_read_in_full() -> None:
+    one, other = make_incident(), make_incident(id="inc-2", diagnosis=None)
+    section = now_sections(Snapshot(status=make_status(), incidents=(one, other), focus=one, known_at=NOW), NOW)[0]
+
+    assert [row[4].text for row in section.rows] == ["slow_node, confirmed", ""]
+
+
 def test_a_dry_run_is_nothing_that_automation_does() -> None:
     run = make_run(status=RunStatus.RUNNING, dry_run=True)
     told = texts(Snapshot(status=make_status(), runs=(run,), known_at=NOW))
