@@ -92,7 +92,12 @@ class IncidentPane(Redrawn, Pane):
             self._sections["head"].update(Text(text, style="dim"))
             self._drawn.clear()
             return
-        view = incident_view(incident, self.now, may_decide=self.snapshot.may(TokenRole.APPROVER))
+        view = incident_view(
+            incident,
+            self.now,
+            may_handle=self.snapshot.may(TokenRole.OPERATOR),
+            may_decide=self.snapshot.may(TokenRole.APPROVER),
+        )
         is_its = self.snapshot.charts_of == incident.id
         charts = chart_section(self.snapshot.charts if is_its else None, self.snapshot.charts_unknown if is_its else "")
         for name in self._sections:

@@ -111,12 +111,13 @@ def _who(incident: Incident) -> str:
     return f"[{handling.assignee or handling.acknowledged_by}{doubt}] "
 
 
-def incident_view(incident: Incident, now: float, *, may_decide: bool = True) -> IncidentView:
-    """Everything about one incident, in the order in which a person needs it. `may_decide`: keys that answer work."""
+def incident_view(incident: Incident, now: float, *, may_handle: bool = True, may_decide: bool = True) -> IncidentView:
+    """Everything about one incident, in the order in which a person needs it. `may_handle`, `may_decide`: whether keys
+    that take it, and keys that answer what it proposes, work."""
     waiting = proposal(incident)
     run = current_run(incident)
     return IncidentView(
-        head=_head(incident, now),
+        head=_head(incident, now, may_handle=may_handle),
         ask=_ask(waiting, now, may_decide=may_decide) if waiting is not None else None,
         diagnosis=_diagnosis(incident.diagnosis),
         run=_run(run) if run is not None and run is not waiting else None,
@@ -130,7 +131,7 @@ def plan_of(run: Run) -> tuple[str, ...]:
     return (f"{run.title or run.runbook}  ({_pairs(run.inputs)})", *commands)
 
 
-def _head(incident: Incident, now: float) -> StorySection:
+def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
     glyph, tone = STATUSES[incident.status]
     where = "  ".join(f"{name} {value}" for name, value in sorted(incident.scope.items())) or "the whole fleet"
     if incident.resolved_at is not None:
@@ -150,9 +151,8 @@ def _head(incident: Incident, now: float) -> StorySection:
     if incident.handling.words:
         rows.append((Cell("who", Tone.DIM), Cell(incident.handling.words)))
     elif incident.resolved_at is None:
-        rows.append(
-            (Cell("who", Tone.DIM), Cell(f"nobody: T takes it, or fleetctl incident ack {incident.id}", Tone.WARN))
-        )
+        take = f": T takes it, or fleetctl incident ack {incident.id}" if may_handle else ""
+        rows.append((Cell("who", Tone.DIM), Cell(f"nobody{take}", Tone.WARN)))
     if (until := incident.handling.silenced_until) is not None and until > now:
         rows.append((Cell("silenced", Tone.DIM), Cell(f"until {clock_time(until)}, {incident.handling.silence_id}")))
     if names:

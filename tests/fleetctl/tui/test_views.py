@@ -401,6 +401,16 @@ def test_a_step_that_runs_tells_for_how_long() -> None:
     assert [cell.text for cell in section.rows[0]] == ["▶", "1", "5.0s", "drain node-2"]
 
 
+def test_keys_that_a_viewer_has_not_are_not_told() -> None:
+    view = incident_view(make_incident(), NOW, may_handle=False, may_decide=False)
+
+    told = [row[1].text for row in (*view.head.rows, *(view.ask.rows if view.ask is not None else ()))]
+
+    assert "nobody" in told
+    assert "none: another person answers" in told
+    assert not any("a approve" in text or "T takes it" in text for text in told)
+
+
 def test_a_part_of_the_evidence_that_is_not_known_says_why_beside_its_question() -> None:
     found = make_incident().diagnosis
     assert found is not None
