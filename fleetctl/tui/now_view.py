@@ -49,7 +49,6 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
                 Cell(""),
                 Cell(since, Tone.DIM),
                 Cell(text + silenced),
-                Cell(""),
                 Cell("no incident"),
             )
         )
@@ -60,13 +59,12 @@ def _incident(one: Incident, snapshot: Snapshot, now: float) -> Row:
     glyph, tone = STATUSES[one.status]
     focus = snapshot.focus
     found = focus.diagnosis if focus is not None and focus.id == one.id else None  # of others the list has no verdict
-    cause = f"{found.cause}, {found.confidence}" if found is not None and found.cause else ""
+    cause = f" ({found.cause}, {found.confidence})" if found is not None and found.cause else ""
     return (
         Cell(glyph, tone),
         sev_left(one, now),
         Cell(age(now - one.opened_at), Tone.DIM),
-        Cell(one.title, Tone.STRONG),
-        Cell(cause),
+        Cell(f"{one.title}{cause}", Tone.STRONG),
         Cell(one.handling.words or "nobody has it", Tone.DIM if one.handling.words else Tone.WARN),
     )
 
