@@ -57,6 +57,7 @@ class NodeConfig:
     swap_space_gib: float = 0.0  # of host memory, for the KV of preempted requests; 0: it is computed again
     prefix_caching: bool = True
     chunked_prefill: bool = True
+    prefill_chunk_tokens: int = 512
     speculation: Literal["off", "ngram", "draft"] = "off"
     draft_model_dir: Path | None = None
     num_speculative_tokens: int = 8
@@ -129,7 +130,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--block-size", metavar="TOKENS", type=int, default=16, help="tokens in a block (%(default)s)")
-    cache.add_argument("--kv-cache-memory-bytes", metavar="BYTES", type=int, help="memory for KV blocks")
+    cache.add_argument(
+        *("--kv-cache-memory", "--kv-cache-memory-bytes"),
+        dest="kv_cache_memory_bytes",
+        metavar="SIZE",
+        type=_size,
+        help="memory that KV blocks may come to: bytes, or like 512MiB, 2GiB; default: an eighth of what is free on a "
+        "CPU, nine tenths on a GPU, and no more than all requests can use",
+    )
     cache.add_argument(
         *("--num-kv-blocks", "--num-gpu-blocks-override"),
         metavar="N",
@@ -161,6 +169,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="long prompts in parts, beside running answers",
+    )
+    scheduler.add_argument(
+        "--prefill-chunk-tokens",
+        metavar="N",
+        type=int,
+        default=512,
+        help="of one prompt in one step: fewer keep other answers flowing, more end it sooner (%(default)s)",
     )
     scheduler.add_argument(
         "--num-threads",
@@ -342,6 +357,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         swap_space_gib=args.swap_space,
         prefix_caching=args.enable_prefix_caching,
         chunked_prefill=args.enable_chunked_prefill,
+        prefill_chunk_tokens=args.prefill_chunk_tokens,
         speculation=args.speculation,
         draft_model_dir=None if args.draft_model is None else Path(args.draft_model),
         num_speculative_tokens=args.num_speculative_tokens,
@@ -366,14 +382,30 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
     )
 
 
+def _size(text: str) -> int:
+    """Bytes. Raises ArgumentTypeError."""
+    found = _SIZE.fullmatch(text.strip())
+    num_bytes = 0 if found is None else int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+    if num_bytes < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: bytes, or a number with KiB, MiB, GiB (or kB, MB, GB)")
+    return num_bytes
+
+
+_UNITS = {"": 1, "B": 1} | {
+    name: base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for name, base in ((letter, 1024), (f"{letter}I", 1024), (f"{letter}IB", 1024), (f"{letter}B", 1000))
+}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(|B|[KMGT](?:|i|iB|B))", re.IGNORECASE)
+
 _POSITIVE = {
     "--max-model-len": 2,
     "--block-size": 1,
-    "--kv-cache-memory-bytes": 1,
     "--num-kv-blocks": 1,
     "--swap-space": 0,
     "--max-num-seqs": 1,
     "--max-num-batched-tokens": 1,
+    "--prefill-chunk-tokens": 1,
     "--num-speculative-tokens": 1,
     "--prompt-lookup-min": 1,
     "--prompt-lookup-max": 1,

@@ -37,7 +37,7 @@ def what_limits(config: NodeConfig, ready: CoreReady) -> str:
     if config.num_kv_blocks is not None:
         told = "--num-kv-blocks"
     elif config.kv_cache_memory_bytes is not None:
-        told = "--kv-cache-memory-bytes"
+        told = "--kv-cache-memory"
     else:
         told = "the simulated device's memory" if config.runner == "fake" else f"free memory for {ready.device}"
     if capacity < ready.max_model_len:
@@ -45,6 +45,11 @@ def what_limits(config: NodeConfig, ready: CoreReady) -> str:
     if ready.num_kv_blocks >= config.max_num_seqs * blocks_of_longest:
         return f"--max-num-seqs {config.max_num_seqs}: KV cache for all of them at full length"
     return f"{told}: {capacity // ready.max_model_len} of {config.max_num_seqs} requests can have full length"
+
+
+def is_told(config: NodeConfig) -> bool:
+    """Whether the size of the KV cache was, in blocks or in bytes."""
+    return config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None
 
 
 def start_lines(config: NodeConfig, ready: CoreReady, url: str) -> str:
@@ -56,6 +61,9 @@ def start_lines(config: NodeConfig, ready: CoreReady, url: str) -> str:
         "at once": f"{capacity / ready.max_model_len:.1f} requests of {ready.max_model_len:,} tokens",
         "limited by": what_limits(config, ready),
     }
+    if ready.kv_cache_bytes:
+        share = ", of an eighth of free memory" if ready.device == "cpu" and not is_told(config) else ""
+        facts["memory"] = f"{ready.kv_cache_bytes / 2**20:,.0f} MiB for KV, as it is used{share}"
     if config.speculation != "off":
         how = "as much as pays" if config.adaptive_speculation else "always"
         facts["tokens ahead"] = f"{config.speculation}, up to {config.num_speculative_tokens}, {how}"

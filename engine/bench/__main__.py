@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.bench.bench_model import bench_model, walking_model
 from engine.bench.comparison import PEERS, Comparison, ComparisonPlan
 from engine.bench.http_load import IncompleteAnswerError
+from engine.bench.neighbour import NICE, NeighbourComparison
+from engine.bench.neighbour import ROUNDS as NEIGHBOUR_ROUNDS
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
 from engine.bench.speculation import ROUNDS, SpeculationComparison
@@ -42,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     limit_openmp_spin()
     if args.speculation:
         return _compare_speculation(args, state, Path(args.output or state / "bench" / "speculation.md"))
+    if args.neighbour is not None:
+        return _compare_neighbour(args, state, Path(args.output or state / "bench" / "neighbour.md"))
     comparison = Comparison(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
     code, note = 0, ""
     try:
@@ -86,7 +90,17 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead: our node with tokens ahead beside itself without, on texts that repeat their prompt and others",
     )
-    parser.add_argument("--rounds", type=_count, default=ROUNDS, metavar="N", help="with --speculation; default: 5")
+    parser.add_argument(
+        "--neighbour",
+        type=_count,
+        nargs="?",
+        const=NICE,
+        metavar="NICE",
+        help="instead: our node (and vLLM) alone and beside one busy loop, so much nicer than this; default: 10",
+    )
+    parser.add_argument(
+        "--rounds", type=_count, metavar="N", help=f"with --speculation ({ROUNDS}) or --neighbour ({NEIGHBOUR_ROUNDS})"
+    )
     parser.add_argument("--cache", metavar="DIR", help="where the model is kept; default: under FLEETCTL_STATE_DIR")
     parser.add_argument("--output", metavar="FILE", help="default: bench/engine.md under FLEETCTL_STATE_DIR")
     return parser
@@ -98,12 +112,31 @@ def _compare_speculation(args: argparse.Namespace, state: Path, target: Path) ->
         concurrencies=tuple(args.concurrency),
         dtype=args.dtypes[0],
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
-        num_rounds=1 if args.quick else args.rounds,
+        num_rounds=1 if args.quick else args.rounds or ROUNDS,
         output_tokens=args.max_output_tokens,
         report_progress=_say,
     )
+    return _print_measured(comparison.measure, target)
+
+
+def _compare_neighbour(args: argparse.Namespace, state: Path, target: Path) -> int:
+    comparison = NeighbourComparison(
+        model=bench_model(Path(args.cache or state / "cache" / "bench")),
+        concurrencies=tuple(args.concurrency),
+        dtypes=args.dtypes,
+        num_threads=args.num_threads or len(os.sched_getaffinity(0)),
+        num_rounds=1 if args.quick else args.rounds or NEIGHBOUR_ROUNDS,
+        output_tokens=args.max_output_tokens,
+        nice=args.neighbour,
+        with_vllm="vllm" in (PEERS if args.peers is None else args.peers),
+        report_progress=_say,
+    )
+    return _print_measured(comparison.measure, target)
+
+
+def _print_measured(measure: Callable[[], str], target: Path) -> int:
     try:
-        table = comparison.measure()
+        table = measure()
     except (IncompleteAnswerError, ServerError) as error:
         _say(f"error: {error}")
         return 1

@@ -8,6 +8,7 @@ outlive its parent: the kernel kills it when that dies, and an end of the connec
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import queue
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import structlog
 
 from engine.core.grammar_queue import GrammarCompiled
+from engine.core.host_tuning import return_freed_memory
 from engine.core.runner_loader import load_runner
 from engine.core.scheduler import Scheduler
 from engine.core.step_loop import StepLoop
@@ -116,6 +118,8 @@ def _start(
     )
     golden = loop.warm_up(golden_sequence(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
     progress("warming_up", 1.0)
+    gc.collect()
+    return_freed_memory()  # what loading, packing and compiling needed: as much as the weights, and more
     return loop, CoreReady(
         num_kv_blocks=model.limits.num_blocks,
         block_size=model.limits.block_size,
@@ -126,6 +130,7 @@ def _start(
         warmup_seconds=clock.now() - loaded_at,
         golden=golden,
         num_host_blocks=model.limits.num_host_blocks,
+        kv_cache_bytes=model.kv_bytes,
     )
 
 

@@ -6,8 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from engine.core.fake_runner import FakeRunner
-from engine.core.host_tuning import default_num_threads, find_triton_cache, keep_freed_memory, limit_openmp_spin
+from engine.core.host_tuning import (
+    ask_for_short_slices,
+    default_num_threads,
+    find_triton_cache,
+    keep_freed_memory,
+    limit_openmp_spin,
+)
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.core.speculation_config import SpeculationConfig
@@ -23,9 +31,12 @@ _FAKE_VOCAB_SIZE = 32_000
 _FAKE_MAX_MODEL_LEN = 8192
 _FAKE_NUM_BLOCKS = 4096
 _FAKE_KV_BYTES_PER_TOKEN = 2**16
-_HOST_MEMORY_SHARE = 0.25  # of free memory, for KV blocks; the machine has other tenants
+_HOST_MEMORY_SHARE = 0.125  # of free memory, for KV blocks; the machine has other tenants
 _DEVICE_MEMORY_SHARE = 0.9  # a GPU has none; the rest is for activations
 _MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+log = structlog.get_logger()
 
 
 class NoKvMemoryError(ValueError):
@@ -41,6 +52,7 @@ class LoadedRunner:
     device: str
     dtype: str
     grammars: GrammarCompiler
+    kv_bytes: int = 0  # of memory that the KV cache may come to; 0: it has none
 
 
 def load_runner(config: CoreConfig, progress: Progress, progress_memory: memoryview | None = None) -> LoadedRunner:
@@ -126,6 +138,7 @@ def _grammars(config: CoreConfig, limits: SchedulerConfig) -> GrammarCompiler:
 
 def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memoryview | None) -> LoadedRunner:
     limit_openmp_spin()
+    ask_for_short_slices()
     keep_freed_memory()
     from engine.core.torch_runner import ModelRunner, auto_dtype  # torch: seconds to import
     from kernels.cpu.progress import use_progress_memory
@@ -171,7 +184,8 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         grammars=grammars,
         eos_token_ids=limits.eos_token_ids,
     )
-    return LoadedRunner(runner, limits, device=runner.info.device, dtype=runner.info.dtype, grammars=grammars)
+    info = runner.info
+    return LoadedRunner(runner, limits, info.device, info.dtype, grammars, kv_bytes=info.kv_bytes)
 
 
 def _draft_model(config: CoreConfig, model: ModelDir, progress: Progress) -> ModelDir | None:
@@ -207,6 +221,8 @@ def _num_blocks(config: CoreConfig, models: Sequence[ModelDir], device: str, dty
         raise NoKvMemoryError(
             f"kv_cache_bytes: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
         )
+    if config.kv_cache_bytes is not None and not device.startswith("cuda"):
+        _warn_if_too_much(budget_bytes + sum(weight_bytes(model.config, dtype) for model in models))
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     return fits if config.kv_cache_bytes is not None else min(fits, useful)
 
@@ -220,6 +236,15 @@ def _num_host_blocks(config: CoreConfig, block_bytes: int) -> int:
             f"--swap-space: {config.swap_space_bytes} bytes hold not one KV block of {block_bytes}; give more, or 0"
         )
     return config.swap_space_bytes // block_bytes
+
+
+def _left_in_container() -> int | None:
+    """What a container's limit leaves; None without one."""
+    try:
+        limit, used = ((_CGROUP / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current"))
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
 
 
 def _choose_device(wanted: str) -> str:
@@ -240,10 +265,20 @@ def _default_kv_bytes(device: str, weight_bytes: int) -> int:
     return int((_free_memory_bytes() - weight_bytes) * _HOST_MEMORY_SHARE)
 
 
+def _warn_if_too_much(num_bytes: int) -> None:
+    """Memory is taken as blocks are first written to: what is not there is missed under load, long after the start."""
+    free = _free_memory_bytes()
+    if num_bytes > free:
+        remedy = "lower --kv-cache-memory: the system ends processes that take more than there is"
+        log.warning("kv_cache.exceeds_free_memory", needed_bytes=num_bytes, free_bytes=free, remedy=remedy)
+
+
 def _free_memory_bytes() -> int:
-    """Memory that can be had without swapping."""
+    """Memory that can be had without swapping, on this machine and in this container."""
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
+            free = int(value.split()[0]) * 1024
+            left = _left_in_container()
+            return free if left is None else min(free, left)
     raise NoKvMemoryError(f"{_MEMINFO}: no MemAvailable line; give kv_cache_bytes or num_kv_blocks")

@@ -7,7 +7,8 @@ others. One thread uses a runner.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,10 +19,12 @@ import torch
 from torch import Tensor
 
 from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
+from engine.core.team_judge import TeamJudge
 from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
 from engine.model.draft_model import DraftModel, Wanted
+from engine.model.kv_memory import empty_kv
 from engine.model.mask_worker import MaskWorker, Matching
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence
@@ -110,6 +113,7 @@ class ModelRunner:
         self._grammars = grammars
         self._eos_token_ids = self._config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._mask_worker = MaskWorker()
+        self._team = TeamJudge(torch.get_num_threads()) if self._device.type == "cpu" else None
         shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
         try:
             weights = load_weights(
@@ -203,8 +207,8 @@ class ModelRunner:
     def _new_kv(self) -> tuple[Tensor, Tensor]:
         pinned = self._device.type == "cuda" and self._host_kv_shape[2] > 0
         return (
-            torch.zeros(self._kv_shape, dtype=self._dtype, device=self._device),
-            torch.zeros(self._host_kv_shape, dtype=self._dtype, pin_memory=pinned),
+            empty_kv(self._kv_shape, self._dtype, self._device),
+            empty_kv(self._host_kv_shape, self._dtype, torch.device("cpu"), pinned=pinned),
         )
 
     def sleep(self) -> Slept:
@@ -262,7 +266,8 @@ class ModelRunner:
         logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
-            logits = self._forward(scheduled, failed, prompt_logprobs)
+            with self._team_for(scheduled):
+                logits = self._forward(scheduled, failed, prompt_logprobs)
             allowed = masks()
         sampling = [s for s in scheduled if s.samples]
         if sampling:
@@ -292,6 +297,25 @@ class ModelRunner:
         proposals = self._propose(scheduled, token_ids)
         seconds = time.perf_counter() - started
         return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals)
+
+    @contextmanager
+    def _team_for(self, scheduled: list[Scheduled]) -> Iterator[None]:
+        """As many threads as the judge says for a decoding step; all of them for prompts."""
+        rows = sum(s.num_tokens for s in scheduled)
+        if self._team is None or not all(s.samples and s.num_known_tokens == 1 for s in scheduled):
+            yield
+            return
+        most, started = torch.get_num_threads(), time.perf_counter()
+        num_threads = min(self._team.num_threads(rows, started), most)
+        if num_threads != most:
+            torch.set_num_threads(num_threads)
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            self._team.observe(rows, num_threads, now - started, now)
+            if num_threads != most:
+                torch.set_num_threads(most)
 
     def _propose(self, scheduled: list[Scheduled], token_ids: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         if self._draft is None:

@@ -18,6 +18,7 @@ import torch
 from engine.model.batch import make_batch
 from engine.model.decoder import Decoder
 from engine.model.directory import ModelDir
+from engine.model.kv_memory import empty_kv
 from engine.model.weights import load_weights
 from engine.protocol.step import Scheduled
 
@@ -87,7 +88,7 @@ class DraftModel:
 
     def wake(self) -> None:
         """Takes the memory of the KV cache."""
-        self._kv = torch.zeros(self._kv_shape, dtype=self._dtype, device=self._device)
+        self._kv = empty_kv(self._kv_shape, self._dtype, self._device)
 
     def forget(self, seq_id: str) -> None:
         """The sequence has ended, or lies in other blocks from now on."""

@@ -127,6 +127,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     warmup_seconds: float
     golden: GoldenAnswer | None = None  # run to its last token before the core counts as ready
     num_host_blocks: int = 0  # for the KV of preempted sequences
+    kv_cache_bytes: int = 0  # of memory, once all of its blocks have been used; 0: a simulated device has none
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["omp_get_num_threads_address", "openmp"]
+__all__ = ["openmp"]
 
 
 @lru_cache(maxsize=1)
@@ -27,10 +27,3 @@ def openmp() -> ctypes.CDLL | None:
     library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     library.GOMP_parallel.restype = None
     return library
-
-
-@lru_cache(maxsize=1)
-def omp_get_num_threads_address() -> int:
-    """The address of `omp_get_num_threads`, which gives the size of the calling thread's team; 0 without OpenMP."""
-    library = openmp()
-    return 0 if library is None else ctypes.cast(library.omp_get_num_threads, ctypes.c_void_p).value or 0

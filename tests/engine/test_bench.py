@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from engine.bench.__main__ import main
 from engine.bench.bench_model import next_words
 from engine.bench.figures import Figures, RequestTiming, figures_of, percentile
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
+from engine.bench.neighbour import busy_loop
 from engine.bench.report import ReportRow, render
 from engine.bench.roofline import MachineRates, roofline_tokens_per_s
 from engine.bench.servers import Server, ServerError, running, vllm_server
@@ -271,3 +274,13 @@ def test_a_peer_that_fails_is_a_row_and_an_interrupted_run_keeps_its_rows(
     said = capsys.readouterr()
     assert said.out == table
     assert "float32 x1 fleetctl: measuring" in said.err
+
+
+def test_a_neighbour_is_as_nice_as_asked_for_and_ends_with_its_measurement() -> None:
+    with busy_loop(7) as cpu_seconds:
+        found = [process for process in psutil.Process().children() if "die_with_parent" in " ".join(process.cmdline())]
+        assert [process.nice() for process in found] == [min(os.getpriority(os.PRIO_PROCESS, 0) + 7, 19)]
+        deadline = time.monotonic() + 30.0
+        while cpu_seconds() <= 0.0:
+            assert time.monotonic() < deadline, "it computes nothing"
+    assert not found[0].is_running()

@@ -32,7 +32,7 @@ def ready_of(num_blocks: int, max_model_len: int = 8192) -> CoreReady:
         (config_of(max_num_seqs=64), ready_of(64 * 512), "--max-num-seqs 64: KV cache for all of them"),
         (config_of(max_num_seqs=64), ready_of(31 * 512), "free memory for cpu: 31 of 64 requests can"),
         (config_of(num_kv_blocks=512), ready_of(512), "--num-kv-blocks: 1 of 64 requests can"),
-        (config_of(kv_cache_memory_bytes=9), ready_of(100), "--kv-cache-memory-bytes: the longest sequence is 1,600"),
+        (config_of(kv_cache_memory_bytes=9), ready_of(100), "--kv-cache-memory: the longest sequence is 1,600"),
     ],
 )
 def test_what_limits_a_node_is_named(config: NodeConfig, ready: CoreReady, expected: str) -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
+import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,6 +38,21 @@ def test_waiting_threads_spin_little_unless_the_user_says_otherwise(monkeypatch:
     host_tuning.limit_openmp_spin()
     assert os.environ["GOMP_SPINCOUNT"] == str(host_tuning.SPIN_COUNT)
     monkeypatch.delenv("GOMP_SPINCOUNT")
+
+
+def test_short_slices_leave_priority_and_policy_as_they_were() -> None:
+    def of_this_thread() -> tuple[int, int]:
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def ask() -> tuple[tuple[int, int], bool, tuple[int, int]]:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 12)
+        return of_this_thread(), host_tuning.ask_for_short_slices(), of_this_thread()
+
+    with ThreadPoolExecutor(1) as thread:  # it is asked for by thread: the test's own stays as it is
+        before, is_asked, after = thread.submit(ask).result()
+    assert before == after
+    assert is_asked == (sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"))
 
 
 def test_triton_gets_a_folder_of_its_own_where_the_home_cannot_be_written(

@@ -261,6 +261,12 @@ def test_http_requests_are_counted_by_our_routes_and_no_words_of_strangers(tmp_p
         }
 
 
+def test_the_size_of_a_prompts_parts_is_a_start_option(tmp_path: Path) -> None:
+    with start_node(tmp_path, extra_args=("--prefill-chunk-tokens", "48")) as node:
+        assert node.http.get("/admin/limits").json()["prefill_chunk_tokens"] == 48
+        assert node.metric("engine_limit", limit="prefill_chunk_tokens") == 48
+
+
 def test_one_long_prompt_is_seen_while_it_is_prefilled(node: EngineNode) -> None:
     prompt = list(range(3, 203)) * 20
 
