@@ -31,16 +31,22 @@ PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
 OUR_LABELS = {"node", "pool", "model", "zone", "revision", "engine"}
 
 
-def as_a_stranger_has_it(store: SeriesStore, shift_s: float) -> Iterator[str]:
-    """OpenMetrics text of what a plain Prometheus would hold: without any label of ours."""
+def as_a_stranger_has_it(store: SeriesStore, shift_s: float, kept: frozenset[str] = frozenset()) -> Iterator[str]:
+    """OpenMetrics text of what a plain Prometheus would hold: without any label of ours, but for those `kept`."""
     for labels, points in store.dump(0, 1e12):
         name = labels.pop(METRIC_NAME)
-        plain = {key.removeprefix("exported_"): value for key, value in labels.items() if key not in OUR_LABELS}
+        plain = {key.removeprefix("exported_"): value for key, value in labels.items() if key not in OUR_LABELS - kept}
         told = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(plain.items()))
+        later_s = shift_s if name == "process_start_time_seconds" else 0.0
         for at, value in points:
             if not is_stale_nan(value):
-                yield f"{name}{{{told}}} {value} {at + shift_s:.3f}"
+                yield f"{name}{{{told}}} {value + later_s} {at + shift_s:.3f}"
     yield "# EOF\n"
+
+
+def store_of(name: str) -> SeriesStore:
+    case = load_case(HERE / "cases" / f"{name}.yaml")
+    return record(case.model_copy(update={"step_s": 15.0, "gpu": False})).store
 
 
 @dataclass(frozen=True)
@@ -48,24 +54,36 @@ class Recorded:
     text: Path
     yesterday: Path  # the same fall a day before
     onset: float
+    upgrade: Path  # the fall after an upgrade, three days before
+    upgrade_onset: float
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    case = load_case(HERE / "cases" / "prefix-seeds-vllm.yaml")
-    store = record(case.model_copy(update={"step_s": 15.0, "gpu": False})).store
-    shift_s = float(int(time.time()) - 3700 - ONSET)
+    store = store_of("prefix-seeds-vllm")
+    shift_s = (time.time() - 3700 - ONSET) // 300 * 300  # the same seconds of a minute in every run
+    upgrade_shift_s = shift_s - 3 * DAY_S
     folder = tmp_path_factory.mktemp("incident")
-    found = Recorded(folder / "fleet.om", folder / "yesterday.om", ONSET + shift_s)
+    found = Recorded(
+        folder / "fleet.om",
+        folder / "yesterday.om",
+        ONSET + shift_s,
+        folder / "upgrade.om",
+        ONSET + upgrade_shift_s,
+    )
     found.text.write_text("\n".join(as_a_stranger_has_it(store, shift_s)), "utf-8")
     found.yesterday.write_text("\n".join(as_a_stranger_has_it(store, shift_s - DAY_S)), "utf-8")
+    upgrade = store_of("prefix-seeds-upgrade-vllm")
+    found.upgrade.write_text(
+        "\n".join(as_a_stranger_has_it(upgrade, upgrade_shift_s, frozenset({"revision"}))), "utf-8"
+    )
     return found
 
 
 @pytest.fixture(scope="module")
 def url(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prometheus")
-    for text in (recorded.text, recorded.yesterday):
+    for text in (recorded.text, recorded.yesterday, recorded.upgrade):
         subprocess.run(
             [PROMTOOL, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")],
             check=True,
@@ -79,13 +97,15 @@ def url(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @NEEDS_PROMETHEUS
+@pytest.mark.parametrize(("is_upgrade", "cause"), [(True, "prefix_by_upgrade"), (False, "prefix_cache_broken")])
 def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minutes(
-    recorded: Recorded, url: str, capsys: pytest.CaptureFixture[str]
+    recorded: Recorded, url: str, capsys: pytest.CaptureFixture[str], is_upgrade: bool, cause: str
 ) -> None:
     content = load_content()
     store = recording_store()
-    read_recordings([recorded.text], store, lambda name: True)
-    times = [recorded.onset + 60 * minutes for minutes in (1, 10, 60)]
+    read_recordings([recorded.upgrade if is_upgrade else recorded.text], store, lambda name: True)
+    onset = recorded.upgrade_onset if is_upgrade else recorded.onset
+    times = [onset + 60 * minutes for minutes in (1, 10, 60)]
     of_store = Past(list(rows_of_store(store))).diagnose(
         content.groups, content.knowledge, content.trees, content.no_tree, {}, times, 6300.0
     )
@@ -95,7 +115,38 @@ def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minute
 
         told = json.loads(capsys.readouterr().out)
         assert [one["cause"] for one in told] == [one.diagnosis.cause for one in expected.said]
-        assert code == (0 if told[0]["cause"] else 1 if told[0]["confidence"] == "confirmed" else 4)
+        assert (told[0]["cause"], code) == (cause, 0)
+        is_restart_told = any(one.startswith("start of node-") for one in told[0]["changes"])
+        assert is_restart_told is is_upgrade
+
+
+def test_the_upgrade_of_the_seeds_has_its_rollback_as_remedy() -> None:
+    assert load_content().causes["prefix_by_upgrade"].page == "rollback-pool"
+
+
+@NEEDS_PROMETHEUS
+@pytest.mark.parametrize(
+    ("after_onset_s", "only", "code", "says"),
+    [
+        (600, "", 0, "confidence"),
+        (-300, "", 1, "Nothing is wrong with"),
+        (600, '__name__=~"up|vllm:num_requests_running"', 4, "unknown"),
+    ],
+    ids=["a cause is named", "nothing is wrong", "not known"],
+)
+def test_the_exit_code_says_whether_a_cause_is_named(
+    recorded: Recorded,
+    url: str,
+    capsys: pytest.CaptureFixture[str],
+    after_onset_s: float,
+    only: str,
+    code: int,
+    says: str,
+) -> None:
+    at = recorded.upgrade_onset + after_onset_s
+
+    assert run(["diagnose", "--prometheus", url, "--at", f"{at:.0f}", "--last", "30m", "--only", only]) == code
+    assert says in capsys.readouterr().out
 
 
 @NEEDS_PROMETHEUS
