@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.kit.reserved_port import reserve_port
-from fleetctl.kit.tls import NO_TLS
+from fleetctl.node_faults import change_faults_at
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings, read_token
 from fleetctl.stack import Stack
 
 NODE_OPTIONS: Mapping[str, Any] = {"max_num_seqs": 16, "max_model_len": 4096, "num_kv_blocks": 1024, "num_threads": 1}
 MANY = 100_000  # drills act more often than an operator may
-FAULT_TIMEOUT_S = 10.0
 
 
 def settings_for_drill_fleet(
@@ -36,18 +32,6 @@ def settings_for_drill_fleet(
 
 
 async def change_faults(stack: Stack, node: str, faults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The node's faults that are on, after these were turned on, or off with None.
-
-    Raises FleetctlError when the node refuses, UnreachableError when it does not answer.
-    """
-    url = f"{stack.table.observe(node).url}/admin/faults"
-    headers = {"Authorization": f"Bearer {read_token(stack.settings.node_token_file)}"}
-    try:
-        async with httpx.AsyncClient(timeout=FAULT_TIMEOUT_S, trust_env=False, verify=NO_TLS, headers=headers) as http:
-            answer = await (http.get(url) if faults is None else http.post(url, json=faults))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnreachableError(f"{node} does not take the fault: {type(error).__name__}") from error
-    if answer.status_code != 200:
-        raise FleetctlError(f"{node} refused the fault: {answer.status_code} {answer.text[:200]}")
-    on: dict[str, Any] = answer.json()
-    return on
+    """As `change_faults_at`, of a node of this machine."""
+    token = read_token(stack.settings.node_token_file) or ""
+    return await change_faults_at(node, stack.table.observe(node).url, token, faults)

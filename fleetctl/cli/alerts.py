@@ -39,6 +39,11 @@ OptionalFiles = Annotated[
 ]
 
 
+def names_in_force() -> set[str]:
+    """Names of the alerts in force here, ours and those of the settings' content folders."""
+    return {view.name for view in _views(None) if view.kind == "alert"}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     alerts = typer.Typer(no_args_is_help=True, help="Check, test, explain, backtest and export alert rules.")

@@ -119,6 +119,14 @@ PANELS: Mapping[str, Mapping[str, Entry]] = {
         "up": _of("Start a fleet on this machine and wait until every node is ready.", "lifecycle"),
         "down": _of("Stop every process of this machine's fleet. State and incidents stay.", "lifecycle"),
         "demo": _of("Start a fleet, slow one node down, and watch it being found, diagnosed and replaced.", "demo"),
+        "doctor": _of(
+            "Look at this installation and all that it reaches, and say how to mend what is wrong.", "doctor"
+        ),
+        "load": _of(
+            "Send traffic and say what became of each request. Ctrl-C stops sending and waits for what is in flight.",
+            "load",
+        ),
+        "drill": _of("Break a node on purpose, where nodes were started for it, and mend it again.", "drill"),
         "config": _of("Settings: in force, and explained.", "config"),
         "token": _of("Named tokens: who may ask the controller for what.", "token"),
         "manifests": _of(

@@ -37,7 +37,11 @@ class CalibrationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Where and how traffic is sent. Every request asks for exactly its shape's output tokens."""
+    """Where and how traffic is sent. Every request asks for exactly its shape's output tokens.
+
+    `is_exact` False: of a server that knows OpenAI's fields alone; then it asks for at most so many, and what became of
+    a request is judged by its end.
+    """
 
     url: str  # of the gateway
     model: str
@@ -49,6 +53,7 @@ class LoadSettings:
     drain_timeout_s: float = 120.0  # after the stop, for what is in flight
     plain_every: int = 0  # each n-th request asks for its answer in one piece; 0: all are streamed
     api_key: str | None = None  # of a tenant
+    is_exact: bool = True
     salts_each: bool = False  # each request has a cache salt of its own, as where it is the user's name
 
 
@@ -145,8 +150,9 @@ class LoadRun:
         self._ledger.book_sent(request_id)
         try:
             await self._exchange(session, request_id, self._body(shape, number), answer)
-            judged = judge(answer, shape.output_tokens)
-            judged = await self._look_up(session, request_id, shape, number, answer, judged)
+            judged = judge(answer, shape.output_tokens, is_exact=self._settings.is_exact)
+            if self._settings.is_exact:
+                judged = await self._look_up(session, request_id, shape, number, answer, judged)
         finally:
             self._ledger.book_end(request_id, judged, answer)
             if self._on_answer is not None:
@@ -251,9 +257,9 @@ class LoadRun:
             "max_tokens": shape.output_tokens,
             "temperature": settings.temperature,
             "seed": salt % 2**31,
-            "ignore_eos": True,
-            "return_token_ids": True,
         }
+        if settings.is_exact:
+            body |= {"ignore_eos": True, "return_token_ids": True}
         if not (settings.plain_every and number % settings.plain_every == settings.plain_every - 1):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if settings.salts_each:
@@ -261,12 +267,12 @@ class LoadRun:
         return json.dumps(body).encode()
 
 
-async def measure_chars_per_token(url: str, model: str, api_key: str | None = None) -> float:
+async def measure_chars_per_token(url: str, model: str, api_key: str | None = None, *, is_exact: bool = True) -> float:
     """How many characters of our prompts make one of the model's tokens. Raises CalibrationError.
 
     Two prompts are compared, so that what a chat template adds is left out.
     """
-    run = LoadRun(LoadSettings(url=url, model=model, api_key=api_key))
+    run = LoadRun(LoadSettings(url=url, model=model, api_key=api_key, is_exact=is_exact))
     counts = []
     for prompt_tokens in (1, CALIBRATION_TOKENS):
         answer = StreamedAnswer(sent_at=0.0)

@@ -32,8 +32,8 @@ class JudgedFate(NamedTuple):
     reason: str = ""  # one of a few words
 
 
-def judge(answer: StreamedAnswer, asked_tokens: int) -> JudgedFate:
-    """The fate of a request that asked for exactly `asked_tokens`. Pure."""
+def judge(answer: StreamedAnswer, asked_tokens: int, *, is_exact: bool = True) -> JudgedFate:
+    """The fate of a request that asked for exactly `asked_tokens`, or for at most so many. Pure."""
     if answer.status is None:
         return JudgedFate(RequestFate.LOST, GAVE_UP if answer.error in _NOTHING_CAME else "unreachable")
     if answer.status in (429, 503):
@@ -49,6 +49,8 @@ def judge(answer: StreamedAnswer, asked_tokens: int) -> JudgedFate:
         return JudgedFate(RequestFate.LOST, "cut")
     if answer.is_garbled:
         return JudgedFate(RequestFate.LOST, "garbled")
+    if not is_exact:
+        return JudgedFate(RequestFate.FINISHED) if answer.num_finishes else JudgedFate(RequestFate.LOST, "cut")
     if num_tokens is None or num_tokens < asked_tokens:
         return JudgedFate(RequestFate.LOST, "missing_tokens")
     if answer.completion_tokens != num_tokens:
