@@ -129,7 +129,7 @@ def create_app(controller: Controller, stopping: asyncio.Event) -> Starlette:
     return Starlette(
         routes=api_routes(controller, stopping),
         middleware=[
-            Middleware(HostGate, tokens=tokens, names=host_names(settings)),
+            Middleware(HostGate, tokens=tokens, names=host_names(settings), pages=settings.allowed_hosts),
             Middleware(
                 TokenGate,
                 tokens=tokens,

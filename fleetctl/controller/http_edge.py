@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import math
 from collections.abc import Awaitable, Callable, Iterable
@@ -15,7 +16,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -42,18 +43,32 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class HostGate:
-    """Answers requests without the token only under a name that is ours.
+    """Answers requests without the token only under a name that is ours, and none that a foreign page's script sends.
 
     A page in a browser on this machine may be served under a name that its owner then points at 127.0.0.1 (DNS
     rebinding): such a request comes from loopback, and says the foreign name in `Host`. An IP address can't be rebound.
+    A page elsewhere that has us asked from the browser says its own place in `Origin`, which nobody else sends: it is
+    refused whatever token it brings.
     """
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, names: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, tokens: Tokens, names: Iterable[str], pages: Iterable[str] = ()) -> None:
+        """`names`: ours. `pages`: hosts whose pages may ask us from a browser, beside our own."""
         self._app = app
+        self._pages = {name.lower().rstrip(".") for name in pages}
         self._tokens = tokens
         self._names = {name.lower().rstrip(".") for name in names} | {"localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (origin := _header(scope, b"origin")) is not None:
+            own = _header(scope, b"host") or ""
+            if not self._is_ours(origin, own):
+                problem = Problem(
+                    error=f"Origin {origin[:100]!r} is not this controller",
+                    remedy="ask without a browser, or add the page's host to controller.allowed_hosts",
+                    exit_code=3,
+                )
+                await JSONResponse(problem.model_dump(), HTTPStatus.FORBIDDEN)(scope, receive, send)
+                return
         if scope["type"] != "http" or not is_local(scope) or self._tokens.identify(bearer_of(scope)) is not None:
             await self._app(scope, receive, send)
             return
@@ -68,16 +83,29 @@ class HostGate:
         )
         await JSONResponse(problem.model_dump(), HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send)
 
+    def _is_ours(self, origin: str, host: str) -> bool:
+        """Whether a page of that origin is one that we, or a server of an allowed name, gave out."""
+        place = origin.partition("://")[2]
+        name = place.rpartition(":")[0] if place.rpartition(":")[2].isdigit() else place
+        return bool(place) and (place == host or name in self._pages)
+
+
+def _header(scope: Scope, wanted: bytes) -> str | None:
+    """The header's value in lower case; None without it."""
+    for name, value in scope["headers"]:
+        if name == wanted:
+            return bytes(value).decode("latin-1").strip().lower()
+    return None
+
 
 def _host(scope: Scope) -> str | None:
     """The Host header without its port, in lower case; None without one: no browser leaves it out."""
-    for name, value in scope["headers"]:
-        if name == b"host":
-            text = bytes(value).decode("latin-1").strip().lower()
-            if text.startswith("["):
-                return text[1:].partition("]")[0]
-            return text.partition(":")[0].rstrip(".")
-    return None
+    text = _header(scope, b"host")
+    if text is None:
+        return None
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0].rstrip(".")
 
 
 def _is_address(host: str) -> bool:
@@ -195,9 +223,27 @@ class ApiRoute(Route):
 
 
 def read_route(path: str, handler: Handler, tokens: Tokens, *, method: str = "GET") -> ApiRoute:
-    """A route that changes nothing: for viewers."""
-    answer = guarded(_for_role(handler, tokens, TokenRole.VIEWER))
+    """A route that changes nothing: for viewers. What is as the asker has it already is not sent again."""
+    answer = guarded(unless_known(_for_role(handler, tokens, TokenRole.VIEWER)))
     return ApiRoute(path, answer, method=method, role=TokenRole.VIEWER, change="")
+
+
+def unless_known(handler: Handler) -> Handler:
+    """The handler, whose JSON has an `ETag`; 304 without a body where `If-None-Match` has it."""
+
+    async def answer(request: Request) -> Response:
+        response = await handler(request)
+        is_json = (response.media_type or "").startswith("application/json") and response.status_code == HTTPStatus.OK
+        if not is_json or isinstance(response, StreamingResponse):
+            return response
+        tag = f'"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
+        known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
+        if tag in known:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
+        response.headers["ETag"] = tag
+        return response
+
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,7 @@ def check_installation(version: str, python: tuple[int, ...] = sys.version_info[
     """The interpreter, and whether the libraries that are declared are there."""
     words = ".".join(map(str, python))
     if python < MIN_PYTHON:
-        yield Finding(
-            "installation", Health.bad, f"Python {words}", "install Python 3.11 or newer"
-        )
+        yield Finding("installation", Health.bad, f"Python {words}", "install Python 3.11 or newer")
         return
     missing = sorted(_missing_libraries())
     if missing:

@@ -111,3 +111,29 @@ async def test_reads_without_a_token_are_answered_under_our_own_names_only(url: 
 async def test_token_is_good_under_any_name(url: str) -> None:
     answer = await get(url, "/v1/nodes", Host="rebound.example.com", Authorization=f"Bearer {TOKEN}")
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example.com", "http://127.0.0.1:1", "null", "http://localhost:3000"])
+async def test_a_script_of_a_foreign_page_is_refused_whatever_it_brings(url: str, origin: str) -> None:
+    for more in ({}, {"Authorization": f"Bearer {TOKEN}"}):
+        answer = await get(url, "/v1/nodes", Origin=origin, **more)
+        assert answer.status_code == 403
+        assert "Origin" in answer.json()["error"]
+        assert answer.json()["exit_code"] == 3
+
+
+async def test_a_script_of_our_own_page_or_of_an_allowed_host_is_answered(url: str) -> None:
+    assert (await get(url, "/v1/nodes", Origin=url)).status_code == 200
+    assert (await get(url, "/v1/nodes", Origin="https://fleet.example.com")).status_code == 200
+    assert (await get(url, "/v1/nodes", Origin="https://fleet.example.com:8443")).status_code == 200
+
+
+async def test_what_the_asker_has_already_is_not_sent_again(url: str) -> None:
+    first = await get(url, "/v1/runbooks")
+    tag = first.headers["ETag"]
+    for known in (tag, f"W/{tag}", f'"other", {tag}'):
+        again = await get(url, "/v1/runbooks", **{"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+    other = await get(url, "/v1/runbooks", **{"If-None-Match": '"other"'})
+    assert (other.status_code, other.content) == (200, first.content)
+    assert "ETag" not in (await get(url, "/metrics")).headers
