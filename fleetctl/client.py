@@ -1,6 +1,7 @@
 """The controller's HTTP API as Python: what the command line, the cockpit, the demo and scripts use.
 
-Every failure is one of `fleetctl.kit.errors`, with the next thing to do.
+Every failure is one of `fleetctl.kit.errors`, with the next thing to do. Public, with the types of `fleetctl.wire`: see
+docs/client.md.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from fleetctl.wire import (
     MadeToken,
     Node,
     NodeGroup,
+    NodePhase,
     Pool,
     Problem,
     Revision,
@@ -58,6 +60,7 @@ from fleetctl.wire import (
     RunbookInfo,
     RunOrder,
     RunRequest,
+    RunStatus,
     SeverityRequest,
     Silence,
     SilenceRequest,
@@ -69,6 +72,24 @@ from fleetctl.wire import (
     VerbInfo,
     VerdictRequest,
 )
+
+__all__ = [
+    "ActionRequest",
+    "Alert",
+    "BadInputError",
+    "ControllerClient",
+    "FleetctlError",
+    "Incident",
+    "Node",
+    "NodePhase",
+    "Pool",
+    "RefusedError",
+    "Run",
+    "RunRequest",
+    "RunStatus",
+    "TimelineEntry",
+    "UnreachableError",
+]
 
 DEFAULT_TIMEOUT_S = 10.0
 LONG_ANSWER = 200_000  # bytes of a list: 1,000 nodes take 55 ms to read, in which no key would be answered
