@@ -1301,6 +1301,12 @@ class ApprovalRequest(Body):
     override: str = Field(default="", max_length=2000)  # as of RunRequest
 
 
+class CancelRequest(Body):
+    """Who stops a run."""
+
+    by: str = NO_CLAIM
+
+
 class RunOrder(Body):
     """What a person tells a run that goes on."""
 

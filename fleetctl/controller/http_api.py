@@ -26,6 +26,7 @@ from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.event_feed import MEDIA_TYPE, feed
 from fleetctl.controller.http_edge import (
+    ApiRoute,
     ChangeRoutes,
     HostGate,
     RunRefusedError,
@@ -62,6 +63,7 @@ from fleetctl.controller.incidents.views import (
 from fleetctl.controller.nodes.abilities import abilities_of
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node
+from fleetctl.controller.openapi import document
 from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
 from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.controller.signals.explanation import explain_alert, find_rule
@@ -78,6 +80,7 @@ from fleetctl.wire import (
     AssignRequest,
     AutoscalerRequest,
     CallerInfo,
+    CancelRequest,
     DiagnoseRequest,
     FailuresBy,
     FreezeRequest,
@@ -115,12 +118,6 @@ LOG_POLL_S = 0.5
 DEFAULT_CHART_COLUMNS = 120
 WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
 T = TypeVar("T")
-
-
-class CancelRequest(BaseModel):
-    """Who stops a run."""
-
-    by: str = NO_CLAIM
 
 
 def create_app(controller: Controller, stopping: asyncio.Event) -> Starlette:
@@ -197,7 +194,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/content": api.content,
         "/v1/silences": api.silences,
     }
-    return [
+    routes: list[Route] = [
         *(read_route(path, handler, tokens) for path, handler in reads.items()),
         read_route("/v1/diagnose", api.diagnose, tokens, method="POST"),
         change("POST", "/v1/runs", "run.requested", api.start_run, by_journal=True),
@@ -227,6 +224,12 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("DELETE", "/v1/tokens/{name}", "token.revoked", api.revoke_token, role=TokenRole.ADMIN),
         *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),  # its own way in and audit
     ]
+
+    async def show_document(_: Request) -> Response:
+        return JSONResponse(document(route for route in routes if isinstance(route, ApiRoute)))
+
+    routes.append(read_route("/openapi.json", show_document, tokens))
+    return routes
 
 
 def host_names(settings: ControllerSettings) -> set[str]:

@@ -234,7 +234,7 @@ def unless_known(handler: Handler) -> Handler:
     async def answer(request: Request) -> Response:
         response = await handler(request)
         is_json = (response.media_type or "").startswith("application/json") and response.status_code == HTTPStatus.OK
-        if not is_json or isinstance(response, StreamingResponse):
+        if not is_json or request.method != "GET" or isinstance(response, StreamingResponse):
             return response
         tag = f'"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
         known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}

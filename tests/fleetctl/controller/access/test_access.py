@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from diagnostics.incident import FiredAlert, Incident, open_incident
 from fleetctl.controller import tables
 from fleetctl.controller.access.gate import MAX_BAD_TOKENS
+from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.http_api import api_routes, create_app
 from fleetctl.controller.http_edge import ApiRoute
 from fleetctl.controller.incidents.incident_store import StoredIncident
+from fleetctl.controller.openapi import OPERATIONS, plain_path
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.wire import Silence, TokenRequest, TokenRole
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
@@ -107,6 +109,12 @@ async def test_each_route_has_a_role_and_only_reads_are_for_viewers(api: Api) ->
             assert (await api.send(route.method, path, {}, operator)).status_code == 403
         assert (await api.send(route.method, path, {}, None)).status_code == 401
     assert await api.controller.audit.read() == []
+
+
+async def test_every_route_and_method_is_documented_and_no_other(api: Api) -> None:
+    served = {(route.method, plain_path(route.path)) for route in api.routes()}
+    documented = set(OPERATIONS) - {("POST", WEBHOOK_PATH)}
+    assert documented == served, "fleetctl/controller/openapi.py has one row of OPERATIONS for each route and method"
 
 
 async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_identity(

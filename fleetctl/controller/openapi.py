@@ -1,0 +1,235 @@
+"""`/openapi.json`: what this controller takes and answers, from the types of `fleetctl.wire`.
+
+One row of `OPERATIONS` for each route and method; a test compares them with the routes. Roles come from the routes
+themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from fleetctl import wire
+from fleetctl.controller.http_edge import ApiRoute
+from fleetctl.kit.version import software_version
+from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
+
+REF = "#/components/schemas/{model}"
+TEXT, FILE, EVENTS = "text/plain", "application/gzip", "text/event-stream"
+ANY = "application/json"  # JSON of no type of ours
+
+_TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 0, "maximum": 10**18}
+_SECONDS = {"type": "number", "minimum": 0}
+_WAIT = {"type": "number", "minimum": 0, "maximum": 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route and method. `answer`: a type, or the media type of what has none. `body`: a type, or a media type."""
+
+    summary: str
+    answer: type[BaseModel] | str
+    is_list: bool = False
+    body: type[BaseModel] | str | None = None
+    query: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    required: str = ""  # of the query
+    makes: bool = False  # answers 201
+    may_be_empty: bool = False  # 204
+
+
+def _one(summary: str, answer: type[BaseModel] | str, **more: Any) -> Operation:
+    return Operation(summary, answer, **more)
+
+
+def _all(summary: str, answer: type[BaseModel], **query: dict[str, Any]) -> Operation:
+    return Operation(summary, answer, is_list=True, query=query)
+
+
+def _do(summary: str, answer: type[BaseModel], body: type[BaseModel] | str | None = None, **more: Any) -> Operation:
+    return Operation(summary, answer, body=body, **more)
+
+
+def _enum(values: Iterable[str]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values)}
+
+
+_BY = {"by": _TEXT}
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/health/live"): _one("Whether the process answers", ANY),
+    ("GET", "/health/leader"): _one("Whether this controller leads", ANY),
+    ("GET", "/metrics"): _one("Prometheus text", TEXT),
+    ("GET", "/openapi.json"): _one("This document", ANY),
+    ("GET", "/v1/status"): _one("How the controller is, and whom it reaches", wire.Status),
+    ("GET", "/v1/identity"): _one("Whom it takes you for", wire.CallerInfo),
+    ("GET", "/v1/tokens"): _all("Named tokens, without the tokens", wire.TokenInfo),
+    ("POST", "/v1/tokens"): _do("Make a token, told this once", wire.MadeToken, wire.TokenRequest, makes=True),
+    ("DELETE", "/v1/tokens/{name}"): _do("End a token", wire.TokenInfo),
+    ("GET", "/v1/nodes"): _all("Every node with its signals", wire.Node),
+    ("GET", "/v1/nodes/{name}"): _one("One node", wire.Node),
+    ("GET", "/v1/nodes/{name}/logs"): _one(
+        "The last lines that it wrote", TEXT, query={"lines": _COUNT, "follow": _enum(["true", "false"])}
+    ),
+    ("GET", "/v1/nodes/{name}/requests"): _one("What it holds", wire.HeldRequests),
+    ("GET", "/v1/groups"): _all("Nodes by pool, zone, model or revision", wire.NodeGroup, by=_enum(wire.GroupBy)),
+    ("GET", "/v1/gpus"): _all("Every card", wire.Gpu),
+    ("GET", "/v1/failures"): _all("Failures of nodes", wire.Failure, since=_SECONDS),
+    ("GET", "/v1/failures/groups"): _all(
+        "Failures counted", wire.FailureGroup, by=_enum(wire.FailuresBy), since=_SECONDS
+    ),
+    ("GET", "/v1/pools"): _all("Every pool", wire.Pool),
+    ("GET", "/v1/pools/{name}"): _one("One pool", wire.Pool),
+    ("GET", "/v1/autoscaler"): _all("What the autoscaler says of each pool", wire.AutoscalerPool),
+    ("POST", "/v1/autoscaler/{pool}"): _do("Set a pool's limits", wire.AutoscalerPool, wire.AutoscalerRequest),
+    ("GET", "/v1/revisions"): _all("Every revision", wire.Revision),
+    ("GET", "/v1/revisions/{id}"): _one("One revision", wire.Revision),
+    ("GET", "/v1/rollouts"): _all("Rollouts, the newest first", wire.Rollout, pool=_TEXT),
+    ("GET", "/v1/rollouts/{id}"): _one("One rollout", wire.Rollout),
+    ("GET", "/v1/gateways"): _all("Every gateway", wire.Gateway),
+    ("GET", "/v1/gateways/{name}"): _one("One gateway", wire.Gateway),
+    ("GET", "/v1/tenants"): _all("Tenants of the gateways", wire.TenantUse),
+    ("GET", "/v1/alerts"): _all("Alerts that are not clear", wire.Alert),
+    ("GET", "/v1/alerts/{fingerprint}/explanation"): _one("An alert's rule in parts", wire.AlertExplanation),
+    ("GET", "/v1/incidents"): _all("Incidents, the newest first", wire.Incident, status=_enum(wire.IncidentStatus)),
+    ("POST", "/v1/incidents"): _do("Take an incident's file in", wire.Incident, FILE, query=_BY, makes=True),
+    ("GET", "/v1/incidents/{id}"): _one("One incident", wire.Incident),
+    ("GET", "/v1/incidents/{id}/postmortem"): _one(
+        "Its post-mortem", "text/markdown", query={"format": _enum(["md", "html"])}
+    ),
+    ("GET", "/v1/incidents/{id}/blackbox"): _one("Its file", FILE),
+    ("GET", "/v1/incidents/{id}/charts"): _one("Its series", wire.IncidentCharts, query={"columns": _COUNT}),
+    ("POST", "/v1/incidents/{id}/acknowledgement"): _do("Somebody saw it", wire.Incident, wire.IncidentNote),
+    ("POST", "/v1/incidents/{id}/assignment"): _do("It is somebody's", wire.Incident, wire.AssignRequest),
+    ("POST", "/v1/incidents/{id}/comments"): _do("A line on its timeline", wire.Incident, wire.IncidentNote),
+    ("POST", "/v1/incidents/{id}/severity"): _do("How grave it is", wire.Incident, wire.SeverityRequest),
+    ("POST", "/v1/incidents/{id}/silence"): _do("Silence its alerts", wire.Incident, wire.IncidentSilenceRequest),
+    ("POST", "/v1/incidents/{id}/verdict"): _do("Its verdict was wrong", wire.Incident, wire.VerdictRequest),
+    ("GET", "/v1/events"): _all(
+        "The timeline",
+        wire.TimelineEntry,
+        **{"after": _COUNT, "wait_s": _WAIT, "newest": _COUNT},
+        **dict.fromkeys(("kind", "node", "run_id", "incident_id"), _TEXT),
+    ),
+    ("GET", "/v1/events/stream"): _one("The timeline as it goes on", EVENTS, query={"after": _COUNT}),
+    ("GET", "/v1/runbooks"): _all("Every runbook", wire.RunbookInfo),
+    ("GET", "/v1/runbooks/{name}"): _one("One runbook with its page", wire.RunbookInfo),
+    ("GET", "/v1/runs"): _all("Runs, the newest first", wire.Run, incident_id=_TEXT),
+    ("POST", "/v1/runs"): _do("Start a runbook", wire.Run, wire.RunRequest, makes=True),
+    ("GET", "/v1/runs/{id}"): _one("One run with its steps", wire.Run),
+    ("POST", "/v1/runs/{id}/approval"): _do("Approve or deny", wire.Run, wire.ApprovalRequest),
+    ("POST", "/v1/runs/{id}/cancel"): _do("Stop before the next step", wire.Run, wire.CancelRequest),
+    ("POST", "/v1/runs/{id}/pause"): _do("Pause before the next step", wire.Run, wire.RunOrder),
+    ("POST", "/v1/runs/{id}/resume"): _do("Go on", wire.Run, wire.RunOrder),
+    ("POST", "/v1/runs/{id}/skip"): _do("Skip a step", wire.Run, wire.RunOrder),
+    ("POST", "/v1/actions"): _do("Carry out one command", wire.Run, wire.ActionRequest, makes=True),
+    ("GET", "/v1/verbs"): _all("Commands that it carries out", wire.VerbInfo),
+    ("POST", "/v1/diagnose"): _do("Say what is wrong there now", wire.Diagnosis, wire.DiagnoseRequest),
+    ("GET", "/v1/routing"): _one(
+        "The routing table", wire.RoutingTable, query={"after": _COUNT, "wait_s": _WAIT}, may_be_empty=True
+    ),
+    ("GET", "/v1/routing/signals"): _all("What the gateways choose nodes by", wire.RouteSignals),
+    ("GET", "/v1/traffic-rules"): _all("Traffic rules in force", TrafficRule),
+    ("POST", "/v1/traffic-rules"): _do("Make a traffic rule", TrafficRule, TrafficRuleRequest, makes=True),
+    ("DELETE", "/v1/traffic-rules/{id}"): _do("End a traffic rule", TrafficRule, query=_BY),
+    ("GET", "/v1/freezes"): _all("Freezes in force", wire.Freeze),
+    ("POST", "/v1/freezes"): _do("Freeze the fleet or a pool", wire.Freeze, wire.FreezeRequest, makes=True),
+    ("DELETE", "/v1/freezes"): _do("End all freezes", wire.Freeze, is_list=True, query=_BY),
+    ("DELETE", "/v1/freezes/{id}"): _do("End a freeze", wire.Freeze, is_list=True, query=_BY),
+    ("GET", "/v1/audit"): _all(
+        "Who changed what", wire.AuditRow, since=_SECONDS, who=_TEXT, target=_TEXT, limit=_COUNT
+    ),
+    ("GET", "/v1/audit/verification"): _one("Whether it is as it was written", wire.AuditCheck),
+    ("GET", "/v1/receipts"): _all("Receipts of drains", wire.DrainReceipt, limit=_COUNT),
+    ("GET", "/v1/receipts/key"): _one("The key that they are signed with", TEXT),
+    ("GET", "/v1/receipts/{id}"): _one("One receipt as it was signed", ANY),
+    ("GET", "/v1/query"): _one("A PromQL expression now", ANY, query={"expr": _TEXT}, required="expr"),
+    ("GET", "/v1/content"): _one("The content in force", wire.ContentListing),
+    ("POST", "/v1/content/reload"): _do("Read the content again", wire.ContentListing),
+    ("GET", "/v1/silences"): _all("Silences", wire.Silence),
+    ("POST", "/v1/silences"): _do("Make a silence", wire.Silence, wire.SilenceRequest, makes=True),
+    ("DELETE", "/v1/silences/{id}"): _do("End a silence", wire.Silence),
+    ("POST", "/webhooks/alertmanager"): _one("Alertmanager's notifications", ANY, body=ANY),
+}
+
+
+def document(routes: Iterable[ApiRoute]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. A route's role is in its description and in `x-fleetctl-role`."""
+    roles = {(route.method, plain_path(route.path)): route.role.value for route in routes}
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        paths.setdefault(path, {})[method.lower()] = _described(method, path, operation, roles.get((method, path), ""))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "fleetctl controller", "version": software_version()},
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def plain_path(path: str) -> str:
+    """As OpenAPI writes it: without Starlette's kinds."""
+    return re.sub(r":\w+\}", "}", path)
+
+
+def _described(method: str, path: str, operation: Operation, role: str) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "Done.", "content": _content(operation.answer, operation.is_list)}
+    described: dict[str, Any] = {
+        "operationId": f"{method.lower()}{re.sub(r'[/.{}-]+', '_', path).rstrip('_')}",
+        "summary": operation.summary,
+        "responses": {"201" if operation.makes else "200": answer},
+    }
+    if operation.may_be_empty:
+        described["responses"]["204"] = {"description": "Nothing newer, or nothing yet."}
+    if method == "GET":
+        described["responses"]["304"] = {"description": "As `If-None-Match` says it is known."}
+    why_not: type[BaseModel] | str = ANY if operation.body == ANY else wire.Problem
+    described["responses"]["default"] = {"description": "Why not.", "content": _content(why_not, False)}
+    if role == wire.TokenRole.VIEWER.value:
+        described["security"] = [{"token": []}, {}]  # reads on the controller's own machine need no token
+    elif role:
+        described["security"] = [{"token": []}]
+    if role:
+        described |= {
+            "description": f"For role {role} and above.",
+            "x-fleetctl-role": role,
+            "security": [{"token": []}],
+        }
+    in_path = re.findall(r"\{(\w+)\}", path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in in_path]
+    parameters += [
+        {"name": name, "in": "query", "required": name == operation.required, "schema": form}
+        for name, form in operation.query.items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content = _content(operation.body, False)
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _content(answer: type[BaseModel] | str, is_list: bool) -> dict[str, Any]:
+    if isinstance(answer, str):
+        form: dict[str, Any] = {"type": "object"} if answer == ANY else {"type": "string"}
+        return {answer: {"schema": form}}
+    schema = {"$ref": REF.format(model=answer.__name__)}
+    return {"application/json": {"schema": {"type": "array", "items": schema} if is_list else schema}}
+
+
+def _schemas() -> dict[str, Any]:
+    """Bodies as they are checked, answers as they are written."""
+    bodies = {o.body for o in OPERATIONS.values() if isinstance(o.body, type)}
+    answers = {o.answer for o in OPERATIONS.values() if isinstance(o.answer, type)} | {wire.Problem}
+    wanted = [(b, "validation") for b in bodies] + [(a, "serialization") for a in answers]
+    _, schemas = models_json_schema(sorted(wanted, key=lambda one: one[0].__name__), ref_template=REF)  # type: ignore[arg-type]
+    defined: dict[str, Any] = schemas["$defs"]
+    return defined
