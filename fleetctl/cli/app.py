@@ -163,17 +163,31 @@ def run(argv: Sequence[str] | None = None) -> int:
         words = with_alias(words)
         code = build_for(_words_to_complete() or words)(args=words, prog_name="fleetctl", standalone_mode=False)
     except FleetctlError as error:
-        return _told(_problem(error.message, error.remedy, error.exit_code), words)
+        remedy = error.remedy or next_command(error.exit_code, first_word(words))
+        return _told(_problem(error.message, remedy, error.exit_code), words)
     except USAGE_ERRORS as error:
         return _told(_usage_problem(error), words)
     except typer.Abort:
-        return _told(_problem("not confirmed: nothing was done", "", 1), words)
+        return _told(
+            _problem("not confirmed: nothing was done", "add --yes, or --dry-run to see what it would do", 1), words
+        )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`): not an error
         return 0
     return code if isinstance(code, int) else 0
+
+
+def next_command(exit_code: int, verb: str | None) -> str:
+    """What to try after an error that names no remedy of its own."""
+    match exit_code:
+        case 2:
+            return f"fleetctl {verb} --help" if verb in COMMANDS else "fleetctl --help"
+        case 3:
+            return "fleetctl events --since 10m"
+        case _:
+            return "fleetctl doctor"
 
 
 def _words_to_complete() -> list[str] | None:
