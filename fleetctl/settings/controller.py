@@ -193,7 +193,8 @@ class ActionSettings(Section):
         default_factory=dict,
         max_length=100,
         description="What `notify` may tell: name to a file with the URL of its webhook, and in a second line the"
-        " Authorization header.",
+        " Authorization header. Slack, PagerDuty (second line: routing key) and Opsgenie (API key) are known by their"
+        " URL and get their own words; `slack URL` says so of a compatible one.",
     )
     programs: dict[Annotated[str, Field(pattern=STEP_NAME)], Path] = Field(
         default_factory=dict,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from fleetctl.controller.nodes.channel_words import ChannelKind, kind_and_url, message_for
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.settings.controller import ActionSettings
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
@@ -67,11 +68,12 @@ class Outreach:
         if file is None:
             known = ", ".join(sorted(self.settings.channels)) or "none"
             raise PermanentError(f"there is no channel {channel} in actions.channels: {known}")
-        url, authorization = await asyncio.to_thread(_read_channel, channel, file)
-        headers = {"Idempotency-Key": key, **({"Authorization": authorization} if authorization else {})}
-        body = {"text": text, "key": key, **facts}
+        kind, url, credential = await asyncio.to_thread(_read_channel, channel, file)
+        message = message_for(kind, url, credential, text, key, facts)
         try:
-            answer = await self.http.post(url, json=body, headers=headers, timeout=CHANNEL_LIMIT_S)
+            answer = await self.http.post(
+                message.url, json=message.body, headers=message.headers, timeout=CHANNEL_LIMIT_S
+            )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TemporaryError(f"channel {channel}: {type(error).__name__}") from None
         if answer.status_code >= 500 or answer.status_code == 429:
@@ -115,16 +117,21 @@ class Outreach:
         return {"program": program, "exit_code": 0, "output": said}
 
 
-def _read_channel(channel: str, file: Path) -> tuple[str, str]:
+def _read_channel(channel: str, file: Path) -> tuple[ChannelKind, str, str]:
     try:
         lines = file.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise PermanentError(f"channel {channel}: its file can't be read: {reason}") from None
-    url, authorization = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
+    kind, url = kind_and_url(lines[0])
+    if kind is None:
+        raise PermanentError(f"channel {channel}: before the URL stands one of {', '.join(ChannelKind)}, or nothing")
     if not url.startswith(("https://", "http://")):
         raise PermanentError(f"channel {channel}: the first line of its file is no URL")
-    return url, authorization
+    credential = lines[1].strip() if len(lines) > 1 else ""
+    if not credential and kind in (ChannelKind.pagerduty, ChannelKind.opsgenie):
+        raise PermanentError(f"channel {channel}: the second line of its file is to be its {kind} key")
+    return kind, url, credential
 
 
 async def _read_bounded(stream: asyncio.StreamReader) -> bytes:
