@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.node_faults import change_faults_at
 from fleetctl.settings.load import with_flags
@@ -34,4 +35,7 @@ def settings_for_drill_fleet(
 async def change_faults(stack: Stack, node: str, faults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """As `change_faults_at`, of a node of this machine."""
     token = read_token(stack.settings.node_token_file) or ""
-    return await change_faults_at(node, stack.table.observe(node).url, token, faults)
+    url = stack.table.observe(node).url
+    if url is None:
+        raise UnreachableError(f"{node} does not take the fault: nobody knows where it answers")
+    return await change_faults_at(node, url, token, faults)
