@@ -6,6 +6,7 @@ The tree of the alerts is the order in which the evidence is shown; it decides n
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -43,6 +44,7 @@ STARTED_LATELY_S = 600.0  # as the question `started_lately`
 ORDINARY_FROM = 0.2  # a yes that is so common speaks against nothing
 MAX_WANTED = 5  # unknown answers that "none of mine" names
 UNKNOWN = "unknown"  # as `format_value` has it
+IF_YES = re.compile(r"\{\{\s*([a-z0-9_]+)\?\s*\}\}")  # in a part of `says`: it is said where that was answered with yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +325,16 @@ def verdict_title(
     if not scope.get("pool"):
         says = says.replace("Pool {{pool}}", "The fleet").replace("pool {{pool}}", "the fleet")
     head, colon, tail = says.partition(": ")
-    known = [part for part in tail.split(", ") if not _has_unknown(part, values)]
+    parts = [IF_YES.sub("", part) for part in tail.split(", ") if _is_seen(part, readings)]
+    known = [part for part in parts if not _has_unknown(part, values)]
     known = [part for part in known if not _is_no_symptom(part, readings)] or known
     told = colon.join((head, ", ".join(known).removeprefix("and ").removeprefix("or "))) if known and tail else head
     return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), told)
+
+
+def _is_seen(part: str, readings: Readings) -> bool:
+    """Whether all that a part of a title hangs on was answered with yes."""
+    return all(name in readings and readings[name].answer == "yes" for name in IF_YES.findall(part))
 
 
 def _has_unknown(part: str, values: Mapping[str, str]) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from diagnostics.diagnosis import Evidence
-from diagnostics.evidence.judge import builtin_knowledge, verdict_title
+from diagnostics.evidence.judge import IF_YES, builtin_knowledge, verdict_title
 from diagnostics.evidence.reading import Readings
+from diagnostics.query import PLACEHOLDER
 
 SCOPE = {"pool": "chat"}
 
@@ -38,3 +39,34 @@ def test_part_of_a_title_that_nobody_measured_is_left_out(values: dict[str, floa
     knowledge = builtin_knowledge()
     questions = dict.fromkeys(values, knowledge.questions["arrivals_up"])
     assert verdict_title(knowledge.expectations["overload"], questions, SCOPE, readings(**values)) == title
+
+
+def said(cause: str, *yes: str, no: tuple[str, ...] = ()) -> str:
+    answers = {name: Evidence(name, name, "yes" if name in yes else "no", value=1.0) for name in (*yes, *no)}
+    knowledge = builtin_knowledge()
+    return verdict_title(
+        knowledge.expectations[cause], knowledge.questions, {"node": "node-2", "pool": "chat"}, answers
+    )
+
+
+def test_of_several_ways_only_what_was_seen_is_said() -> None:
+    assert said("node_down", "process_ended", "silent", no=("core_gone",)) == (
+        "node-2 is down: its process ended, it does not answer"
+    )
+    assert said("node_down", "core_gone", no=("silent", "process_ended")) == "node-2 is down: its engine core is gone"
+
+
+def test_a_core_that_the_node_ended_because_it_stood_still_is_not_told_as_one_that_died_by_itself() -> None:
+    assert (
+        said("core_crash", "core_died", no=("stood_still",)) == "The engine core of node-2 ended and was started again"
+    )
+    assert said("core_crash", "core_died", "stood_still") == (
+        "The engine core of node-2 ended and was started again: the node ended it because it stood still"
+    )
+
+
+def test_whatever_a_title_hangs_on_or_tells_the_value_of_is_a_question() -> None:
+    knowledge = builtin_knowledge()
+    known = {*knowledge.questions, "where", "node", "pool", "model"}
+    for name, one in knowledge.expectations.items():
+        assert {*PLACEHOLDER.findall(one.says), *IF_YES.findall(one.says)} <= known, name
