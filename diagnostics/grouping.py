@@ -6,7 +6,8 @@ In this order, an alert
    ticket, one whose cause can be behind it;
 3. joins the open incident of another node, which widens, when the same alert is on so many nodes of one place that
    the place is the reason (`diagnostics.scope`), or when its own place holds that node;
-4. reopens the incident that it ended with shortly before: flapping is one story, not many;
+4. reopens the incident that it ended with shortly before, or one around its node that was not over when it began and
+   whose cause can be behind it: flapping is one story, not many, and so is a queue that is worked off;
 5. opens a new incident.
 
 In 1, 2 and 4 the alert must also tell of the same fault (`same_fault`): it is a symptom of one tree with what stands
@@ -27,6 +28,7 @@ from diagnostics.incident import (
     Incident,
     IncidentStatus,
     has_alert,
+    is_lately_resolved,
     join,
     may_reopen,
     nodes_of,
@@ -130,8 +132,10 @@ def _placed(
         if _may_widen(one) and _has_name(one, alert.name) and scope_contains(scope, _whereabouts(one, nodes)):
             return join(widen(one, scope, f"{alert.name} fires for {scope_text(scope)}", now), alert, now)
     for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
-        if may_reopen(incident, alert, now) and same_fault(incident, alert, kinds, explains):
-            found = join(reopen(incident, alert), alert, now)
+        goes_on = is_lately_resolved(incident, now) and _is_explained(incident, alert, kinds, explains)
+        is_again = may_reopen(incident, alert, now) and same_fault(incident, alert, kinds, explains)
+        if is_again or (goes_on and _is_aftermath(incident, alert, nodes)):
+            found = join(reopen(incident, alert, goes_on=goes_on), alert, now)
             break
     else:
         found = open_incident(alert, now)
@@ -219,6 +223,15 @@ def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains:
         if onset is None or incident.resolved_at is None or onset > incident.resolved_at:
             return False
     return kind.tree in explains.get(found.cause, frozenset())
+
+
+def _is_aftermath(incident: Incident, alert: FiredAlert, nodes: Nodes) -> bool:
+    """Whether it is a ticket of a node inside the place that the incident was about: a queue of minutes is worked off,
+    and means of minutes still tell of it."""
+    node = alert.labels.get("node")
+    is_ticket_of_node = node is not None and alert.severity == "ticket"
+    place = {**_said(nodes.get(node or "", {})), **alert.labels}
+    return is_ticket_of_node and is_wide(incident.scope) and scope_contains(incident.scope, place)
 
 
 def _is_of_kind(incident: Incident, alert: FiredAlert, kinds: Kinds) -> bool:

@@ -246,17 +246,20 @@ def unmitigate(incident: Incident) -> Incident:
     return _moved(incident, IncidentStatus.OPEN)
 
 
-def reopen(incident: Incident, alert: FiredAlert) -> Incident:
-    """It came back with `alert`: open again, counted, and no longer part of a wider one. Its cause is asked anew: what
-    explained it the last time need not explain it now."""
+def reopen(incident: Incident, alert: FiredAlert, *, goes_on: bool = False) -> Incident:
+    """It came back with `alert`: open again, counted, and no longer part of a wider one.
+
+    Its cause is asked anew: what explained it the last time need not explain it now. `goes_on`: the alert began before
+    it was over, and that cause explains it: what it told stands.
+    """
     return replace(
         _moved(incident, IncidentStatus.OPEN),
         resolved_at=None,
         cleared_at=None,
         reopened=incident.reopened + 1,
         part_of=None,
-        onset_at=onset_of(alert),
-        diagnosis=None,
+        onset_at=_earlier(incident.onset_at, onset_of(alert)) if goes_on else onset_of(alert),
+        diagnosis=incident.diagnosis if goes_on else None,
         handling=incident.handling.after_reopening(),
     )
 
@@ -266,11 +269,16 @@ def has_alert(incident: Incident, alert: FiredAlert) -> bool:
     return any(one.fingerprint == alert.fingerprint for one in incident.alerts)
 
 
-def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
-    """Whether the alert continues an incident that was resolved within `REOPEN_WITHIN_S`."""
+def is_lately_resolved(incident: Incident, now: float) -> bool:
+    """Whether it was resolved within `REOPEN_WITHIN_S`."""
     if incident.status is not IncidentStatus.RESOLVED or incident.resolved_at is None:
         return False
-    if now - incident.resolved_at > REOPEN_WITHIN_S:
+    return now - incident.resolved_at <= REOPEN_WITHIN_S
+
+
+def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
+    """Whether the alert continues an incident that was resolved lately, by its place."""
+    if not is_lately_resolved(incident, now):
         return False
     scope = scope_of(alert.labels)
     is_its_node = "node" in scope and scope["node"] == incident.scope.get(

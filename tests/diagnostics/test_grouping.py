@@ -446,3 +446,28 @@ def test_what_began_before_an_incident_was_over_and_is_explained_by_it_opens_it_
     )
     changed = group_alerts([ejected], [closed], NOW + 250, KNOWN, FAILING_KINDS, FAILING)
     assert (closed.id in changed) == is_reopened
+
+
+@pytest.mark.parametrize(
+    ("severity", "node", "began_s", "goes_on"),
+    [
+        ("ticket", "node-3", 60.0, True),
+        ("ticket", "node-3", 130.0, False),  # it began after the overload
+        ("ticket", "node-12", 60.0, False),  # of another pool
+        ("page", "node-3", 60.0, False),
+    ],
+)
+def test_ticket_of_a_node_that_an_overload_left_behind_is_no_incident_of_its_own(
+    severity: str, node: str, began_s: float, goes_on: bool
+) -> None:
+    kinds = {"LLMQueueGrowing": AlertKind("capacity", False), "LLMQueueWait": AlertKind("capacity", False)}
+    (pool,) = after([[make_alert("LLMQueueGrowing", pool="chat", model="m")]])
+    told = with_diagnosis(pool, Diagnosis("capacity", "overload", confidence="confirmed"))
+    closed = resolve(clear(told, told.alerts[0].fingerprint, NOW + 100), NOW + 110)
+    wait = replace(make_alert("LLMQueueWait", node, NOW + 108), severity=severity, active_at=NOW + began_s)
+    changed = group_alerts([wait], [closed], NOW + 111, KNOWN, kinds, {"overload": frozenset({"capacity"})})
+    assert (closed.id in changed) == goes_on
+    if goes_on:  # it is what it was: its queue is worked off
+        (again,) = changed.values()
+        assert again.diagnosis == closed.diagnosis
+        assert again.onset_at == closed.onset_at
