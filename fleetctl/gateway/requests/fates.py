@@ -41,6 +41,7 @@ class Death(NamedTuple):
     reason: str  # disconnected, cut, core_dead, out_of_memory, node_silent or core_stuck
     at_event: int = 0  # events of the answer that the client had by then
     held_s: float = 0.0  # for how long it had the request
+    unheard_s: float = 0.0  # for how long nothing had been heard of it when it got the request, nor was since
 
     @property
     def fate(self) -> str:

@@ -166,8 +166,10 @@ class Placer:
 
     def note_death(self, proxied: ProxiedRequest, job: Job, node: str, reason: str) -> None:
         """A node ended, or fell silent, with the request in hand."""
-        held_s = 0.0 if proxied.wait is None else self._clock() - proxied.wait.began
-        proxied.deaths.append(Death(node, reason, proxied.meter.num_events, held_s))
+        wait = proxied.wait
+        held_s = 0.0 if wait is None else self._clock() - wait.began
+        unheard_s = 0.0 if wait is None else max(0.0, wait.began - wait.state.heard_at)
+        proxied.deaths.append(Death(node, reason, proxied.meter.num_events, held_s, unheard_s))
         self._note_ended(node)
         if proxied.body_key is None and not job.is_continuation and job.body is not None:
             proxied.body_key = body_key(job.path, job.body)

@@ -15,6 +15,7 @@ SAME_PLACE_EVENTS = 8  # two deaths so near to each other in a stream are the re
 SAME_TIME_S = 2.0  # before the first event a place is a time: what ends nodes does so after the same work,
 SAME_TIME_SHARE = 0.5  # or after up to twice as long where the node had more to do
 HUNG = frozenset({"node_silent", "core_stuck"})  # the others ended
+UNHEARD_S = 1.0  # a node of which nothing was heard for longer may have been silent when it got the request
 MAX_DEATHS = 4  # however far apart: more than chance explains
 SETTLES_S = 1.0  # before and after: other nodes that end within this time, without the request, end for another reason
 
@@ -65,14 +66,16 @@ def is_poison(deaths: Sequence[Death], max_resends: int) -> bool:
     """Whether the request is what ends its nodes: more of them than may be tried, at one place of its answer.
 
     A long stream may lose two nodes by chance, but not after the same few events. A request without any, as each that
-    is not streamed, may do so too: there the nodes must have failed alike, and have had it for about as long.
+    is not streamed, may do so too: there the nodes must have failed alike, and have had it for about as long. One that
+    was silent already when it got it, as where the network to all of them is gone, is none of its doing.
     """
     if len(deaths) <= max_resends:
         return False
     if len(deaths) >= max(MAX_DEATHS, max_resends + 2):
         return True
-    suspicious = combinations(deaths, max_resends + 1)
-    return any(all(_are_alike(*pair) for pair in combinations(some, 2)) for some in suspicious)
+    suspicious = [one for one in deaths if one.reason not in HUNG or one.unheard_s <= UNHEARD_S]
+    together = combinations(suspicious, max_resends + 1)
+    return any(all(_are_alike(*pair) for pair in combinations(some, 2)) for some in together)
 
 
 def _are_alike(one: Death, other: Death) -> bool:

@@ -55,6 +55,16 @@ def test_a_request_without_events_ended_two_nodes_if_they_failed_alike_after_as_
     assert is_poison([*both, Death("c", *second[:1], held_s=second[1])], 1), "the third tells"
 
 
+@pytest.mark.parametrize(("unheard_s", "expected"), [(0.4, True), (4.0, False)])
+def test_a_node_that_was_silent_before_it_got_the_request_did_not_fall_silent_by_it(
+    unheard_s: float, expected: bool
+) -> None:
+    first = Death("a", "node_silent", 7, held_s=6.0)
+    then = [Death(name, "node_silent", 7, held_s=5.0, unheard_s=unheard_s) for name in "bc"]
+    assert is_poison([first, then[0]], 1) is expected
+    assert is_poison([first, *then], 1) is expected
+
+
 def test_a_body_is_known_by_its_path_and_bytes_until_its_time_is_over() -> None:
     memory = PoisonMemory(60.0)
     memory.note(body_key("/v1/completions", b"evil"), Poisoned("r1", ("a", "b"), 100.0))
