@@ -14,6 +14,7 @@ MIN_TRIAL_STEPS, MIN_TRIAL_S = 6, 0.12  # of each of the two: a neighbour's turn
 SHORTEST_WAIT_S = 0.5  # between trials; longer and longer, as long as nothing changes
 LONGEST_WAIT_S, LONGEST_WAIT_OF_ALL_S = 8.0, 16.0  # with fewer threads than there are, and with all of them
 GAIN = 0.93  # the other number must take less than this share of the time
+HOPELESS = 1.15  # times as long after the first steps
 SLOW_RATIO = 1.3  # of what such steps took in the last trial: something changed, try at once
 _SMOOTHING = 0.2
 
@@ -70,8 +71,9 @@ class _BatchJudge:
                 self.legs.append(_Leg(self._other()))
             return
         first = self.legs[0]
-        # A number that is worse by far is not tried to the end.
-        is_hopeless = leg.seconds > 2 * first.mean_s * MIN_TRIAL_STEPS and leg.seconds > MIN_TRIAL_S
+        # A number that is worse is not tried to the end.
+        is_worse = leg.num_steps >= MIN_TRIAL_STEPS and leg.mean_s > HOPELESS * first.mean_s
+        is_hopeless = is_worse or leg.seconds > max(2 * first.mean_s * MIN_TRIAL_STEPS, MIN_TRIAL_S)
         if not (leg.is_long_enough or is_hopeless):
             return
         is_better = leg.mean_s < GAIN * first.mean_s
