@@ -20,7 +20,7 @@ from fleetctl.stack import Stack
 from tests.fixtures.controller import until
 from tests.fixtures.tmux import Terminal, terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio]
+pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio, pytest.mark.timeout(600)]
 
 SLOW, DEAD = "node-2", "node-3"
 SERIES, PAST = ("llm:step_seconds:mean", "llm:ttft_seconds:mean"), "80s"
