@@ -18,6 +18,7 @@ from fleetctl.cli.output import ListOutput, ListOutputOption
 from fleetctl.cli.past_controller import PastController
 from fleetctl.cli.selector import parse_selector
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.parent_watch import end_with_parent
 
 DRIVER = "TEXTUAL_DRIVER"  # set where a browser is the terminal
 LEAD_S = 30.0  # a replay begins so long before its incident opened
@@ -74,7 +75,8 @@ def _serve_cockpit(port: int) -> None:
     from fleetctl.kit.reserved_port import reserve_port
     from fleetctl.tui.web import WebCockpit
 
-    WebCockpit(shlex.join([sys.executable, "-m", "fleetctl.cli", *sys.argv[1:]]), port or reserve_port()).serve()
+    command = shlex.join([sys.executable, "-m", "fleetctl.cli", *sys.argv[1:]])
+    WebCockpit(f"exec {command}", port or reserve_port()).serve()  # no shell between: a page ends with its parent
 
 
 def _open_cockpit(theme: str | None, recording: Path | None) -> None:
@@ -86,6 +88,8 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
     from fleetctl.tui.palette import PALETTES
     from fleetctl.tui.slider import TimeSlider
 
+    if DRIVER in os.environ:
+        end_with_parent()  # left behind, Textual paints into a broken pipe for ever, on a core of its own
     name = theme or ("no-colour" if "NO_COLOR" in os.environ else "dark")
     if name not in PALETTES:
         raise BadInputError(f"no theme is named {name}", remedy=f"one of {', '.join(PALETTES)}")

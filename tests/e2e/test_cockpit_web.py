@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -49,18 +50,30 @@ def controller() -> Iterator[Controller]:
     made.close()
 
 
+class Server:
+    """`fleetctl top --web`, and the address that it prints."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process, self.address = process, address
+
+
 @pytest.fixture
-async def address(controller: Controller, tmp_path: Path) -> AsyncIterator[str]:
-    """What `fleetctl top --web` prints."""
+async def server(controller: Controller, tmp_path: Path) -> AsyncIterator[Server]:
     options = ["--controller", controller.url, "--state-dir", str(tmp_path / "state")]
     command = [sys.executable, "-m", "fleetctl.cli", *options, "top", "--web"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     async with asyncio.timeout(60):
         printed = await process.stdout.readline()
-    yield printed.decode().strip()
-    process.terminate()
-    await process.wait()
+    yield Server(process, printed.decode().strip())
+    if process.returncode is None:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.fixture
+def address(server: Server) -> str:
+    return server.address
 
 
 async def test_keys_in_a_browser_reach_the_cockpit(controller: Controller, address: str, tmp_path: Path) -> None:
@@ -89,3 +102,26 @@ async def test_nobody_gets_in_without_the_token_under_another_name_or_from_anoth
         entered = await http.get(address, follow_redirects=True)
         assert entered.status_code == 200
         assert "default-src 'self'" in entered.headers["Content-Security-Policy"]
+
+
+async def test_a_server_that_is_killed_leaves_no_page_behind(
+    server: Server, controller: Controller, tmp_path: Path
+) -> None:
+    async with page_of(server.address, tmp_path / "browser") as page:
+        await page.wait_until("document.body.classList.contains('-first-byte')")
+        await until(lambda: _true("/v1/status" in controller.asked), "the cockpit asks its controller")
+        pages = processes_of(str(tmp_path / "state")) - {server.process.pid}
+        assert pages
+        server.process.kill()
+        await server.process.wait()
+        await until(lambda: _true(not pages & processes_of(str(tmp_path / "state"))), "the page's process ends")
+
+
+def processes_of(argument: str) -> set[int]:
+    """Those that were started with it."""
+    found = set()
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if argument.encode() in one.read_bytes().split(b"\0"):
+                found.add(int(one.parent.name))
+    return found
