@@ -17,7 +17,7 @@ from kernels.cpu.dtypes import INT64
 from kernels.cpu.parallel_region import KernelError, ParallelRegion
 from kernels.cpu.peak import multiply_in_cache
 from kernels.cpu.recorder import Arena, Recorder
-from kernels.cpu.recording import Recording
+from kernels.cpu.recording import AT_TASK, Recording
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
 from kernels.linear import pack, pack_blocks, row_linear
@@ -81,10 +81,10 @@ def test_a_kernel_that_raises_is_an_error_of_its_replay() -> None:
     launch = recorder.launches[0]
     recording = Recording(recorder)
     recording.replay()
-    recording._rows[0, 2 + AT.failing] = 50
+    recording._rows[0, AT_TASK + AT.failing] = 50
     with pytest.raises(KernelError, match="recorded step"):
         recording.replay()
-    recording._rows[0, 2 + AT.failing] = -1
+    recording._rows[0, AT_TASK + AT.failing] = -1
     recording.replay()
     assert launch.fields[AT.failing] == -1
 

@@ -14,7 +14,7 @@ from engine.core import runner_loader
 from engine.core.runner_loader import load_runner
 from engine.model.kv_memory import empty_kv
 from engine.protocol.core_config import CoreConfig
-from tests.fixtures.engine import start_node, tiny_model_dir
+from tests.fixtures.engine import start_node, tiny_model_dir, wait_for
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -85,5 +85,6 @@ def test_an_eighth_of_free_memory_is_for_kv_and_no_more_than_a_container_has(
 def test_a_node_at_rest_does_not_hold_the_cache_that_it_may_use(tmp_path: Path) -> None:
     options = ("--kv-cache-memory", "3GiB", "--log-level", "INFO")
     with start_node(tmp_path, runner="torch", extra_args=options) as node:
-        assert node.events("node.ready")[0]["kv_cache_bytes"] > 2.9 * 2**30
+        (ready,) = wait_for(lambda: node.events("node.ready"), "the log says what it has")
+        assert ready["kv_cache_bytes"] > 2.9 * 2**30
         assert psutil.Process(node.core_pid()).memory_info().rss < 1.5 * 2**30
