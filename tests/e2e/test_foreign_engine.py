@@ -61,7 +61,7 @@ class Users:
 def how_it_ended(answer: httpx.Response) -> str:
     if answer.status_code != 200:
         return f"status {answer.status_code}"
-    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
     if not events or events[-1] != "[DONE]":
         return "cut"
     reasons = [
