@@ -306,12 +306,7 @@ class Cockpit(App[None]):
 
     def action_jump(self) -> None:
         """The next key names a screen."""
-
-        def chosen(place: Place | None) -> None:
-            if place is not None:
-                self.go(Visit(place))
-
-        self.push_screen(Jump(), chosen)
+        self.push_screen(Jump(lambda place: self.go(Visit(place))))
 
     def action_go(self, place: str) -> None:
         """Show a screen."""

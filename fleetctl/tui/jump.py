@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.table import Table
 from rich.text import Text
 from textual import events
@@ -15,8 +17,13 @@ from fleetctl.tui.bookmarks import Bookmark
 from fleetctl.tui.place import JUMPS, Place
 
 
-class Jump(ModalScreen[Place | None]):
-    """Dismissed by the next key, with the screen that it leads to."""
+class Jump(ModalScreen[None]):
+    """Dismissed by the next key, after that has led to its screen: a key typed behind it finds that screen, and not the
+    one before, as it did where the screen was left to the dismissal's callback."""
+
+    def __init__(self, lead: Callable[[Place], None]) -> None:
+        super().__init__()
+        self._lead = lead
 
     def compose(self) -> ComposeResult:
         """Keys and their screens."""
@@ -33,7 +40,9 @@ class Jump(ModalScreen[Place | None]):
         if not self.is_current:
             self.app.post_message(events.Key(event.key, event.character))
             return
-        self.dismiss(JUMPS.get(event.key))
+        if (place := JUMPS.get(event.key)) is not None:
+            self._lead(place)
+        self.dismiss()
 
 
 class Recall(ModalScreen[Bookmark | None]):

@@ -84,7 +84,6 @@ def _mend_both(screen: Terminal) -> None:
         screen.press("g", "n")
         screen.wait_for(f"Replace {node} with", "done and verified", within_s=MENDED_S)
     screen.wait_for("Nothing hurts", "3/3 ready", within_s=MENDED_S)
-    screen.press("g", "e", "/")
-    screen.press(*"verified", "Enter")
+    screen.press("g", "e", "/", *"verified", "Enter")
     screen.wait_for(f"Replace {SLOW} with", f"Replace {DEAD} with", within_s=20)
     screen.press("q")

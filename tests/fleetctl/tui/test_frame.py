@@ -64,6 +64,14 @@ async def test_keys_that_are_typed_fast_mean_what_they_mean_slowly(keys: str, pl
     assert (controller.decisions, controller.actions) == ([], [])
 
 
+async def test_a_filter_that_is_typed_right_behind_a_jump_is_of_the_screen_that_comes() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await wait_for_text(pilot, "a Approve")
+        for key in ("g", "e", "slash", "v", "e", "enter"):
+            app.post_message(events.Key(key, {"slash": "/", "enter": None}.get(key, key)))
+        await wait_for(pilot, lambda: app.trail.here.place is Place.EVENTS and "/ve" in screen(app))
+
+
 async def test_names_of_screens_come_with_room_and_go_without() -> None:
     async with cockpit(FakeController(), size=(80, 24)) as (app, pilot):
         await wait_for(pilot, lambda: screen_lines(app)[1].split()[:3] == ["Now", "f", "a"])
