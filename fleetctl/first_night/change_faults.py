@@ -85,7 +85,7 @@ CHANGE_FAULTS: tuple[Fault, ...] = (
         "SIGSTOP of all API processes, as where the network between gateway and nodes is gone",
         signal_to_all(signal.SIGSTOP),
         Expectation(
-            alerts=("LLMNodeDown", "LLMOverload", "LLMGatewayFailOpen", "LLMRequestsLostNow"),
+            alerts=("LLMNodeDown", "LLMOverload", "LLMGatewayFailOpen", "LLMRequestsLost", "LLMRequestsLostNow"),
             causes=("downstream",),
             named_from_s=60.0,
             onset_within_s=75.0,
