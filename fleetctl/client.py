@@ -7,7 +7,8 @@ docs/client.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -225,15 +226,9 @@ class ControllerClient:
         url = f"{self.url}/v1/nodes/{_part(name)}/logs"
         timeout = httpx.Timeout(self._timeout_s, read=None)  # a node may have nothing to say for hours
         params: dict[str, str | int] = {"lines": lines, "follow": "true"}
-        try:
-            async with self._http.stream("GET", url, params=params, timeout=timeout) as response:
-                if not response.is_success:
-                    await response.aread()
-                    raise _error_of(response)
-                async for line in response.aiter_lines():
-                    yield line
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
+        async with aclosing(self._lines(url, timeout, params=params)) as told:
+            async for line in told:
+                yield line
 
     async def alerts(self) -> list[Alert]:
         """Every alert that is not clear, of our rules and from outside."""
@@ -307,15 +302,10 @@ class ControllerClient:
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENT_S)
         url = f"{self.url}/v1/events/stream"
         try:
-            async with self._http.stream("GET", url, headers=headers, timeout=timeout) as response:
-                if not response.is_success:
-                    await response.aread()
-                    raise _error_of(response)
-                async for line in response.aiter_lines():
+            async with aclosing(self._lines(url, timeout, headers=headers)) as told:
+                async for line in told:
                     if line.startswith("data: "):
                         yield TimelineEntry.model_validate_json(line.removeprefix("data: "))
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
         except ValidationError as error:
             raise FleetctlError(
                 f"{url}: an event is not what this fleetctl knows",
@@ -531,6 +521,25 @@ class ControllerClient:
                 self.url = url
                 return response
         raise problem or _error_of(response)
+
+    async def _lines(
+        self,
+        url: str,
+        patience: httpx.Timeout,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """What one long answer says, line by line, as it comes."""
+        try:
+            async with self._http.stream("GET", url, params=params, headers=headers, timeout=patience) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise _error_of(response)
+                async for line in response.aiter_lines():
+                    yield line
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.HTTPError, url: str = "") -> UnreachableError:
         return UnreachableError(

@@ -32,7 +32,8 @@ def read_all(
 ) -> dict[str, Evidence]:
     """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are unknown."""
     silence = silence_of(scope, run_query)
-    no_past = _NoPast(_no_past(scope, run_query, asked), _no_past(_around(scope), run_query, asked))
+    around, of_numbers = _around(scope), _no_past(scope, run_query, asked)
+    no_past = _NoPast(of_numbers, of_numbers if around is scope else _no_past(around, run_query, asked))
     return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
 
 
