@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from fleetctl.controller import http_connections
-from fleetctl.controller.app import serve
 from fleetctl.kit.tls import NO_TLS
-from tests.fixtures.controller import TOKEN, NoProvider, make_config
+from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -33,13 +32,8 @@ async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
         max_connections=MAX_CONNECTIONS,
         allowed_hosts=["fleet.example.com"],
     )
-    stopping, url = asyncio.Event(), asyncio.get_running_loop().create_future()
-    served = asyncio.create_task(serve(config, url.set_result, provider=NoProvider(), stopping=stopping))
-    try:
-        yield await url
-    finally:
-        stopping.set()
-        await served
+    async with serving(config, NoProvider()) as url:
+        yield url
 
 
 async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from fleetctl.controller.app import serve
 from fleetctl.controller.openapi import OPERATIONS
 from fleetctl.kit.tls import NO_TLS
-from tests.fixtures.controller import NoProvider, make_config
+from tests.fixtures.controller import NoProvider, make_config, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -26,13 +24,8 @@ def anyio_backend() -> str:
 async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """A controller without nodes."""
     config = make_config(tmp_path_factory.mktemp("controller"), nodes=0)
-    stopping, url = asyncio.Event(), asyncio.get_running_loop().create_future()
-    served = asyncio.create_task(serve(config, url.set_result, provider=NoProvider(), stopping=stopping))
-    try:
-        yield await url
-    finally:
-        stopping.set()
-        await served
+    async with serving(config, NoProvider()) as url:
+        yield url
 
 
 async def read(url: str) -> dict[str, Any]:
