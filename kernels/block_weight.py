@@ -1,14 +1,15 @@
-"""A matrix as blocks of 32 weights with a scale each: what a GGUF file holds, and what quantising at load makes.
+"""A matrix as blocks of 32 weights with a scale each: what quantised files hold, and what quantising at load makes.
 
-A weight is `scale x code + offset`. Every such number fits in a float32 (16 bits of a scale's and a code's digits),
-but for the last rounding of an offset, so that what is computed from blocks is what is computed from these numbers.
+A weight is `scale x code + offset`, or `scale x (code - zero)`. Every such number fits in a float32 (16 bits of a
+scale's and a code's digits), but for the last rounding of an offset and of a product with a scale in float32, so that
+what is computed from blocks is what is computed from these numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +17,14 @@ from torch import Tensor
 GROUP = 32  # weights of a row with one scale
 INT8_MAX, INT4_MID = 127, 8
 SMALLEST = 2.0**-24  # that a float16 can say
-Kind = Literal["int8", "int4", "int4 with offsets"]
+GroupKind = Literal["int8", "int4", "int4 with offsets", "int4 with zeros", "int8 with wide scales", "fp8"]
+# Of eight bits with a scale for each row, multiplied with inputs that are rounded to eight bits: by a scale for each
+# row, by a scale and a zero for each row, or as calibrated beforehand.
+ByteKind = Literal["w8a8", "w8a8 asymmetric", "w8a8 static"]
+Kind = GroupKind | ByteKind
+MAX_BYTE_WIDTH = 2**16  # sums of more such products may not fit in 32 bits
+_WITH_OFFSETS = ("int4 with offsets", "int4 with zeros")
+_WITH_WIDE_SCALES = ("int8 with wide scales", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +32,53 @@ class BlockWeight:
     """`[rows, width]` in blocks along the rows; all parts have the rows, so that it is cut as a tensor is."""
 
     kind: Kind
-    codes: Tensor  # [rows, width], int8, or uint8 of 0 to 15, which 8 is subtracted from unless there are offsets
-    scales: Tensor  # [rows, width / 32], float16
-    offsets: Tensor | None = None  # as the scales
+    codes: Tensor  # [rows, width], int8, or uint8: an E4M3's bits, or 0 to 15 ("int4": 8 is subtracted from them)
+    scales: Tensor  # [rows, width / 32], float16; float32 where they are wide, and of fp8; [rows, 1], float32 of bytes
+    offsets: Tensor | None = None  # as the scales; or whole numbers, zeros, that are subtracted from the codes
+    inputs: Tensor | None = None  # "w8a8 static": [rows, 2], float32, scale and zero of what the row is multiplied with
 
     @property
     def shape(self) -> torch.Size:
         """Of the weight."""
         return self.codes.shape
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what is kept: codes of four bits lie two in a byte in the end."""
+        codes = self.codes.nbytes // (2 if self.kind.startswith("int4") else 1)
+        return codes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+
+    @property
+    def is_byte_kind(self) -> bool:
+        """Whether inputs are rounded too."""
+        return self.kind in get_args(ByteKind)
+
+    def fixed_inputs(self) -> tuple[float, int] | None:
+        """Scale and zero of the inputs, where they are calibrated: matrices that read the same may say several ranges,
+        and the widest of them is taken.
+        """
+        if self.inputs is None:
+            return None
+        scales, zeros = self.inputs.double().unbind(1)
+        low, high = float((scales * (-128 - zeros)).min()), float((scales * (127 - zeros)).max())
+        if low == float(scales[0] * (-128 - zeros[0])) and high == float(scales[0] * (127 - zeros[0])):
+            return float(scales[0]), int(zeros[0])
+        if not zeros.any():
+            return float(scales.max()), 0
+        scale = (high - low) / 255
+        return scale, min(max(round(-128 - low / scale), -128), 127)
+
     def dequantised(self) -> Tensor:
         """The numbers that are computed with: [rows, width], float32."""
-        codes = self.codes.unflatten(1, (-1, GROUP)).float()
+        codes = self.codes.view(torch.float8_e4m3fn) if self.kind == "fp8" else self.codes
+        codes = codes.float().unflatten(1, (self.scales.shape[1], -1))
+        offsets = None if self.offsets is None else self.offsets.float()[..., None]
         if self.kind == "int4":
             codes = codes - INT4_MID
+        elif self.kind == "int4 with zeros":
+            codes, offsets = codes - offsets, None
         found = codes * self.scales.float()[..., None]
-        return (found if self.offsets is None else found + self.offsets.float()[..., None]).flatten(1)
+        return (found if offsets is None else found + offsets).flatten(1)
 
     def split(self, sizes: int | Sequence[int]) -> list[BlockWeight]:
         """Runs of rows, views of this one."""
@@ -61,16 +100,23 @@ class BlockWeight:
 
 def empty_blocks(rows: int, width: int, kind: Kind) -> BlockWeight:
     """Memory for so many weights; `width` is a multiple of 32."""
-    scales = torch.empty(rows, width // GROUP, dtype=torch.float16)
-    codes = torch.empty(rows, width, dtype=torch.int8 if kind == "int8" else torch.uint8)
-    return BlockWeight(kind, codes, scales, torch.empty_like(scales) if kind == "int4 with offsets" else None)
+    if kind in get_args(ByteKind):
+        inputs = torch.empty(rows, 2) if kind == "w8a8 static" else None
+        return BlockWeight(kind, torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, 1), inputs=inputs)
+    scales = torch.empty(rows, width // GROUP, dtype=torch.float32 if kind in _WITH_WIDE_SCALES else torch.float16)
+    codes = torch.empty(rows, width, dtype=torch.int8 if kind.startswith("int8") else torch.uint8)
+    return BlockWeight(kind, codes, scales, torch.empty_like(scales) if kind in _WITH_OFFSETS else None)
 
 
-def quantised(weight: Tensor, kind: Literal["int8", "int4"]) -> BlockWeight:
+def quantised(weight: Tensor, kind: Literal["int8", "int4", "w8a8"]) -> BlockWeight:
     """The weight rounded to blocks.
 
     Shapes: weight: [rows, width], the width a multiple of 32.
     """
+    if kind == "w8a8":
+        rows = weight.float()[:, None]
+        wide = rows.abs().amax(-1) / INT8_MAX
+        return BlockWeight(kind, _rounded(rows, wide).clamp(-INT8_MAX, INT8_MAX).to(torch.int8).flatten(1), wide)
     blocks = weight.float().unflatten(1, (-1, GROUP))
     if kind == "int8":
         scales = (blocks.abs().amax(-1) / INT8_MAX).half()

@@ -18,12 +18,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.gpu import block_copy, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
+from kernels.gpu import block_copy, kv_codes, kv_store, paged_attention, rms_norm, rope, sampling, silu_mul
 from kernels.gpu.launch import Variant
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_LIMIT_BYTES = 227 * 1024  # of one program on sm_90
-MODULES = (rms_norm, rope, silu_mul, kv_store, paged_attention, block_copy, sampling)
+MODULES = (rms_norm, rope, silu_mul, kv_store, kv_codes, paged_attention, block_copy, sampling)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 

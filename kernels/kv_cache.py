@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.progress import mark_progress
+from kernels.kv_codes import is_quantised, plain_parts, quantised
 
 Pairs = Sequence[tuple[int, int]]
 _BYTES_TOGETHER = 1 << 28  # that are copied in one go, through as much memory: a long context has many times that
@@ -22,12 +23,24 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """Puts row i of k and v at slot `slots[i]`, which is block x block_size + offset. Changes the caches.
 
     Shapes: k, v: [num_tokens, kv_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim], contiguous;
-    slots: [num_tokens], int64, no slot twice. Bytes moved: k and v once in, once out.
+    or codes with scales, as a GPU has them (`kernels.kv_codes`); slots: [num_tokens], int64, no slot twice.
+    Bytes moved: k and v once in, once out.
     """
     if k.is_cuda:
         from kernels.gpu import kv_store as on_gpu
 
+        if is_quantised(k_cache):
+            from kernels.gpu.kv_codes import store_codes
+
+            store_codes(k, v, k_cache, v_cache, slots)
+            return
         on_gpu.store_kv(k, v, k_cache, v_cache, slots)
+        return
+    if is_quantised(k_cache):
+        at = (slots // k_cache.shape[1], slots % k_cache.shape[1])
+        for x, cache in ((k, k_cache), (v, v_cache)):
+            for into, part in zip(plain_parts(cache), quantised(x, cache.dtype), strict=True):
+                into[at] = part
         return
     k_cache.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
     v_cache.view(-1, *v.shape[1:]).index_copy_(0, slots, v)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.cpu.dtypes import has_kernels
 from kernels.kv_cache import store_kv
+from kernels.kv_codes import head_dim_of, is_quantised
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -77,6 +78,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
 
+def store_rows(rows: Tensor, target: Tensor, places: Tensor) -> None:
+    """Puts row i of `rows` at row `places[i]` of target.
+
+    Shapes: rows: [num_rows, width]; target: [any, width], contiguous, of the same dtype; places: [num_rows], int64, no
+    place twice. Bytes moved: rows once in, once out.
+    """
+    if has_kernels(rows, target):
+        from kernels.cpu import store_rows as on_cpu
+
+        on_cpu.store_rows(rows, target, places)
+        return
+    target.index_copy_(0, places, rows)
+
+
 def full_tables(angles: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin, each [..., head_dim] and times `factor`, of angles in radians, [..., head_dim / 2]."""
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -104,11 +119,11 @@ def rope_store(
     [num_rows], int64; q_norm, k_norm: [head_dim], an RMSNorm of each head with `eps` before the rotation.
     Bytes moved: qkv once in, once out.
     """
-    if has_kernels(qkv, k_cache):
+    if has_kernels(qkv) and (has_kernels(qkv, k_cache) or is_quantised(k_cache)) and not k_cache.is_cuda:
         from kernels.cpu import rope_store as on_cpu
 
         return on_cpu.rope_store(qkv, cos, sin, k_cache, v_cache, slots, q_norm, k_norm, eps)
-    kv_heads, width = k_cache.shape[2:]
+    kv_heads, width = k_cache.shape[2], head_dim_of(k_cache)
     heads = qkv.view(qkv.shape[0], -1, width)
     q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None:

@@ -7,9 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.block_weight import GROUP, BlockWeight, quantised
+from kernels.block_weight import GROUP, MAX_BYTE_WIDTH, BlockWeight, quantised
 from kernels.cpu import amx, instructions
 from kernels.cpu.block_matrix import BlockMatrix
+from kernels.cpu.byte_matrix import ByteMatrix
+from kernels.cpu.byte_tiles import WIDTH_STEP, ByteTileMatrix
 from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
@@ -35,17 +37,24 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
 
 
 def pack_blocks(
-    weight: Tensor | BlockWeight, dtype: torch.dtype, kind: Literal["int8", "int4"] | None, *, is_gated: bool = False
+    weight: Tensor | BlockWeight,
+    dtype: torch.dtype,
+    kind: Literal["int8", "int4", "w8a8"] | None,
+    *,
+    is_gated: bool = False,
 ) -> Weight:
     """The weight as blocks, for inputs of `dtype` on a CPU: those that it is, or else rounded to `kind`.
 
     Without a kind, and where its rows are no whole blocks, a tensor is packed as it is.
     """
-    if isinstance(weight, BlockWeight):
+    if not isinstance(weight, BlockWeight):
+        if kind is None or weight.shape[1] % GROUP or not has_kernels(weight):
+            return pack(weight, is_gated=is_gated)
+        weight = quantised(weight, "int8" if kind == "w8a8" and weight.shape[1] > MAX_BYTE_WIDTH else kind)
+    if not weight.is_byte_kind:
         return BlockMatrix(weight, dtype, is_gated=is_gated)
-    if kind is None or weight.shape[1] % GROUP or not has_kernels(weight):
-        return pack(weight, is_gated=is_gated)
-    return BlockMatrix(quantised(weight, kind), dtype, is_gated=is_gated)
+    has_tiles = weight.shape[1] % WIDTH_STEP == 0 and amx.has_byte_amx()
+    return (ByteTileMatrix if has_tiles else ByteMatrix)(weight, dtype, is_gated=is_gated)
 
 
 def row_linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.cpu import paged_attention as on_cpu
 from kernels.cpu.dtypes import has_kernels
+from kernels.kv_codes import dequantised, head_dim_of, is_quantised, plain_parts
 
 if TYPE_CHECKING:
     from kernels.gpu.attention_plan import GpuAttentionPlan
@@ -55,8 +56,9 @@ def paged_attention(
     Computed in float32.
 
     Shapes: q: [num_tokens, num_heads, head_dim]; caches: [num_blocks, block_size, kv_heads, head_dim], on a CPU in
-    tiles where `kernels.cpu.kv_layout` says so; block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs],
-    int32, this step's tokens counted; query_starts: [num_seqs + 1], int32, first row of each sequence. Result: like q.
+    tiles where `kernels.cpu.kv_layout` says so, or codes with scales (`kernels.kv_codes`); block_tables: [num_seqs,
+    max_blocks], int32; seq_lens: [num_seqs], int32, this step's tokens counted; query_starts: [num_seqs + 1], int32,
+    first row of each sequence. Result: like q.
     `plan` is that of `plan_attention` for the same batch and window, to share it between layers.
     """
     batch = (block_tables, seq_lens, query_starts)
@@ -85,15 +87,18 @@ def attend_plainly(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """`paged_attention` in torch: what the faster forms are held to. Last bits may vary with how a prompt is cut."""
+    """`paged_attention` in torch: what the faster forms are held to. Last bits may vary with how a prompt is cut.
+
+    Caches are never in tiles, those of codes as on a GPU.
+    """
     out = torch.zeros_like(q)
-    block_size, kv_heads, width = k_cache.shape[1:]
+    block_size, kv_heads, width = *k_cache.shape[1:3], head_dim_of(k_cache)
     starts = query_starts.tolist()
     for i, length in enumerate(seq_lens.tolist()):
         rows = slice(starts[i], starts[i + 1])
         blocks = block_tables[i, : -(-length // block_size)].long().to(q.device)
         keys, values = (
-            cache[blocks].view(-1, kv_heads, width)[:length].float().transpose(0, 1) for cache in (k_cache, v_cache)
+            _numbers(cache[blocks]).view(-1, kv_heads, width)[:length].transpose(0, 1) for cache in (k_cache, v_cache)
         )
         own = (
             q[rows].float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
@@ -107,3 +112,7 @@ def attend_plainly(
         found = scores.softmax(-1) @ values[:, None]
         out[rows] = found.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
     return out
+
+
+def _numbers(blocks: Tensor) -> Tensor:
+    return dequantised(*plain_parts(blocks)) if is_quantised(blocks) else blocks.float()

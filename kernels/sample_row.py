@@ -30,6 +30,7 @@ class SampleRow:
     banned: Sequence[int] = ()  # ids that must not be drawn now: end of text before `min_tokens`
     allowed: TokenMask | None = None  # what a grammar lets be drawn; None: every token
     num_logprobs: int | None = None  # None: none; 0: the drawn token's only
+    logprob_ids: Sequence[int] = ()  # told of in place of the `num_logprobs` most likely ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,17 @@ def all_drawn(tokens: Sequence[int | None], raw: Tensor, rows: Sequence[SampleRo
     drawn = [Drawn(token) for token in tokens]
     for i, row in enumerate(rows):
         if row.num_logprobs is not None and (token := tokens[i]) is not None:
-            drawn[i] = _with_logprobs(token, raw[i], row.num_logprobs)
+            drawn[i] = _with_logprobs(token, raw[i], row.num_logprobs, row.logprob_ids)
     return drawn
 
 
-def _with_logprobs(token: int, raw: Tensor, num_top: int) -> Drawn:
+def _with_logprobs(token: int, raw: Tensor, num_top: int, wanted_ids: Sequence[int]) -> Drawn:
     logprobs = torch.log_softmax(raw, -1)
     top: tuple[tuple[int, float], ...] = ()
-    if num_top:
+    if wanted_ids:
+        ids_here = [token_id for token_id in wanted_ids if 0 <= token_id < raw.shape[0]]
+        top = tuple(zip(ids_here, logprobs[ids_here].tolist(), strict=True))
+    elif num_top:
         values, ids = logprobs.topk(min(num_top, raw.shape[0]))
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return Drawn(token, float(logprobs[token]), top)

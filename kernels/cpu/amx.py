@@ -1,4 +1,4 @@
-"""Intel's matrix registers (AMX) from numba code: eight tiles of 16 rows x 64 bytes, and the bfloat16 product on them.
+"""Intel's matrix registers (AMX) from numba code: eight tiles of 16 rows x 64 bytes, products of bfloat16 and of bytes.
 
 Each function is one instruction. Addresses are integers (`array.ctypes.data`), strides are bytes. A row of a product
 depends on that row of the left operand alone, whatever else is in the tile. Source: Intel 64 and IA-32 Architectures
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from kernels.cpu.instructions import Instructions, allowed
 
-__all__ = ["TILES_OF_16", "configure", "dot", "has_amx", "load", "save", "store", "zero"]
+__all__ = ["TILES_OF_16", "byte_dot", "configure", "dot", "has_amx", "has_byte_amx", "load", "save", "store", "zero"]
 
 _TILE = ir.IntType(8)
 _ADDRESS = _TILE.as_pointer()
@@ -47,6 +47,12 @@ def has_amx() -> bool:
     if not torch.cpu._is_amx_tile_supported() or not get_host_cpu_features().get("amx-bf16"):
         return False
     return torch.cpu._init_amx()
+
+
+@lru_cache(maxsize=1)
+def has_byte_amx() -> bool:
+    """Whether they multiply bytes too."""
+    return has_amx() and bool(get_host_cpu_features().get("amx-int8"))
 
 
 def _emit(builder: ir.IRBuilder, name: str, *arguments: ir.Value) -> None:
@@ -113,3 +119,10 @@ def zero(tile: int) -> Callable[[], None]:
 def dot(into: int, left: int, right: int) -> Callable[[], None]:
     """`into += left @ right`: float32 [16, 16], bfloat16 [16, 32] and [32, 16] with rows 2i and 2i + 1 interleaved."""
     return _with_tiles("llvm.x86.tdpbf16ps", into, left, right)
+
+
+def byte_dot(into: int, left: int, right: int) -> Callable[[], None]:
+    """`into += left @ right`: int32 [16, 16], bytes [16, 64], from 0 to 255, and [64, 16], from -128 to 127, with four
+    rows from 4i on interleaved.
+    """
+    return _with_tiles("llvm.x86.tdpbusd", into, left, right)

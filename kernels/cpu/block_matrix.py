@@ -1,4 +1,4 @@
-"""A weight in blocks for the vector registers: read as it lies, a third or a half of what bfloat16 takes.
+"""A weight in blocks for the vector registers: read as it lies, a third to little more than a half of bfloat16's bytes.
 
 Up to four rows are multiplied straight from the blocks. More share the work of dequantising: a strip of a panel becomes
 float32 in the L1 cache, and is multiplied as `vector_matrix.py` does. Either way a row is summed in the order of the
@@ -13,11 +13,24 @@ from numba.extending import overload
 from torch import Tensor
 
 from kernels.block_weight import BlockWeight, Kind
-from kernels.cpu.block_vectors import GROUP, INT4, INT4_OFFSETS, INT8, PANEL, block_bytes, block_product, unpack
+from kernels.cpu.block_vectors import (
+    FP8,
+    FP8_FACTOR,
+    GROUP,
+    INT4,
+    INT4_OFFSETS,
+    INT4_ZEROS,
+    INT8,
+    INT8_WIDE,
+    PANEL,
+    block_bytes,
+    block_product,
+    unpack,
+)
 from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
+from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
@@ -46,13 +59,14 @@ class BlockMatrix(PanelMatrix):
 
     def _pack_blocks(self, weight: BlockWeight) -> Tensor:
         """[panel, group, bytes], uint8: see `block_vectors.py`."""
-        parts = [_halves(self._by_panel(weight.scales))]
+        scales = weight.scales * FP8_FACTOR if weight.kind == "fp8" else weight.scales
+        parts = [_bytes_by_group(self._by_panel(scales))]
         if weight.offsets is not None:
-            parts.append(_halves(self._by_panel(weight.offsets)))
+            parts.append(_bytes_by_group(self._by_panel(weight.offsets)))
         codes = (
             self._by_panel(weight.codes).unflatten(0, (-1, PANEL)).unflatten(2, (-1, GROUP))
         )  # [panel, 64, group, 32]
-        if weight.kind == "int8":
+        if not weight.kind.startswith("int4"):
             parts.append(codes.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
         else:
             pairs = codes[..., 0::2] | (codes[..., 1::2] << 4)  # [panel, 64, group, 16]: a byte is two columns
@@ -65,8 +79,8 @@ class BlockMatrix(PanelMatrix):
         return scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 4), (STRIP_GROUPS * GROUP, PANEL, 4))
 
 
-def _halves(by_panel: Tensor) -> Tensor:
-    """Scales of the rows of all panels as bytes: [panel, group, 128]."""
+def _bytes_by_group(by_panel: Tensor) -> Tensor:
+    """Scales of the rows of all panels as bytes: [panel, group, 64 x bytes of one]."""
     return by_panel.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
 
 
@@ -114,6 +128,8 @@ def _multiply_panel(source, beyond, wide, sums, strip, count, groups, kind):
 @njit(**EXACT)
 def _multiply(task, space, like, kind):
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
+    if rows == 0:  # an expert that no row chose
+        return
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
     packed, result = field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
@@ -146,10 +162,12 @@ def _multiply(task, space, like, kind):
 @njit(**EXACT)
 def _run(task, kind):
     space = enter(task)
-    if field(task, AT.itemsize) == 2:
-        _multiply(task, space, UINT16, kind)
-    else:
-        _multiply(task, space, FLOAT32, kind)
+    is_narrow = field(task, AT.itemsize) == 2
+    for i in range(field(task, AT.num_parts)):
+        if is_narrow:
+            _multiply(part_of(task, i), space, UINT16, kind)
+        else:
+            _multiply(part_of(task, i), space, FLOAT32, kind)
     leave(task)
 
 
@@ -165,8 +183,23 @@ def _int4_offsets_body(task):
     _run(task, INT4_OFFSETS)
 
 
+def _int4_zeros_body(task):
+    _run(task, INT4_ZEROS)
+
+
+def _int8_wide_body(task):
+    _run(task, INT8_WIDE)
+
+
+def _fp8_body(task):
+    _run(task, FP8)
+
+
 _REGIONS: dict[Kind, ParallelRegion] = {
     "int8": ParallelRegion(_int8_body),
     "int4": ParallelRegion(_int4_body),
     "int4 with offsets": ParallelRegion(_int4_offsets_body),
+    "int4 with zeros": ParallelRegion(_int4_zeros_body),
+    "int8 with wide scales": ParallelRegion(_int8_wide_body),
+    "fp8": ParallelRegion(_fp8_body),
 }

@@ -1,14 +1,17 @@
 """Vector code for weights in blocks: a group of 32 columns at a time, dequantised in registers.
 
-A group of a panel of 64 rows is, one after the other: 64 float16 scales, 64 offsets where there are any, and codes.
-Those of eight bits lie column by column. Those of four lie eight columns together: of rows 0 to 15 a 32-bit word each,
-the first column in its lowest bits, then of rows 16 to 31 and so on. A weight is one fused multiplication and addition
-of its code, which rounds nothing but an offset's sum, so that products have the bits of those with float32 weights.
+A group of a panel of 64 rows is, one after the other: 64 scales, float16 or float32, 64 offsets or zeros where there
+are any, float16, and codes. Those of eight bits lie column by column. Those of four lie eight columns together: of rows
+0 to 15 a 32-bit word each, the first column in its lowest bits, then of rows 16 to 31 and so on. A weight is one fused
+multiplication and addition of its code, which rounds nothing but an offset's sum and a float32 scale's product, so that
+products have the bits of those with float32 weights. An E4M3's bits, moved, are those of a float16 that is smaller by
+2^8: its scales are stored as much larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -19,25 +22,60 @@ from numba.extending import intrinsic
 from kernels.cpu.memory import emit_prefetch
 from kernels.cpu.vector import LANES, fuse
 
-__all__ = ["GROUP", "INT4", "INT4_OFFSETS", "INT8", "PANEL", "block_bytes", "block_product", "unpack"]
+__all__ = [
+    "FP8",
+    "FP8_FACTOR",
+    "GROUP",
+    "INT4",
+    "INT4_OFFSETS",
+    "INT4_ZEROS",
+    "INT8",
+    "INT8_WIDE",
+    "PANEL",
+    "block_bytes",
+    "block_product",
+    "unpack",
+    "widen_e4m3",
+    "widen_whole",
+]
 
 GROUP, PANEL = 32, 64
 MID = 8  # what a code of four bits without an offset stands above
-# For compiled code's arguments `like`, as those of `dtypes`: what a panel's codes are.
+FP8_FACTOR = 2.0**8
+# For compiled code's arguments `like`, as those of `dtypes`: what a panel's blocks are, told apart by these dtypes.
 INT8, INT4, INT4_OFFSETS = np.empty(0, np.int8), np.empty(0, np.uint8), np.empty(0, np.uint16)
-_SCALES_BYTES = PANEL * 2
+INT4_ZEROS, INT8_WIDE, FP8 = np.empty(0, np.int16), np.empty(0, np.int32), np.empty(0, np.uint32)
+
+
+class _Blocks(NamedTuple):
+    codes: Literal["int8", "fp8", "int4"]
+    scale_bytes: int = 2
+    second: Literal["offsets", "zeros"] | None = None  # beside the scales
+
+    @property
+    def before_codes(self) -> int:
+        return PANEL * (self.scale_bytes + (2 if self.second else 0))
+
+
+_BLOCKS = {
+    "int8": _Blocks("int8"),
+    "uint8": _Blocks("int4"),
+    "uint16": _Blocks("int4", second="offsets"),
+    "int16": _Blocks("int4", second="zeros"),
+    "int32": _Blocks("int8", scale_bytes=4),
+    "uint32": _Blocks("fp8", scale_bytes=4),
+}
 _AHEAD = 12  # groups that are asked for before they are read: some 15 KB
 _WORD, _FLOAT = ir.IntType(32), ir.FloatType()
 _WORDS, _FLOATS = ir.VectorType(_WORD, LANES), ir.VectorType(_FLOAT, LANES)
 _HALF_FLOATS, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(8), LANES)
+_HALF_WORDS = ir.VectorType(ir.IntType(16), LANES)
 
 
 def block_bytes(kind: types.Type | np.dtype) -> int:
-    """Of a group of a panel, by the dtype of `INT8`, `INT4` or `INT4_OFFSETS`."""
-    name = str(kind)
-    return {"int8": GROUP * PANEL, "uint8": GROUP * PANEL // 2, "uint16": GROUP * PANEL // 2 + _SCALES_BYTES}[
-        name
-    ] + _SCALES_BYTES
+    """Of a group of a panel, by the dtype of `INT8` and the others."""
+    blocks = _BLOCKS[str(kind)]
+    return blocks.before_codes + GROUP * PANEL // (2 if blocks.codes == "int4" else 1)
 
 
 def block_product(rows: int, vectors: int) -> Callable[..., None]:
@@ -112,23 +150,29 @@ def _each_column(
     use: Callable[[ir.Value, list[ir.Value]], None],
 ) -> None:
     """`use` with each column's number and its weights, for 16 x vectors rows from `first` on; eight columns a round."""
-    scales = [_half_floats(builder, block, first, j) for j in range(vectors)]
-    codes = builder.add(block, block.type(_SCALES_BYTES))
-    if str(kind) == "uint16":
-        offsets = [_half_floats(builder, codes, first, j) for j in range(vectors)]
-        codes = builder.add(codes, codes.type(_SCALES_BYTES))
+    blocks = _BLOCKS[str(kind)]
+    load_scales = _half_floats if blocks.scale_bytes == 2 else _floats
+    scales = [load_scales(builder, block, first, j) for j in range(vectors)]
+    codes = builder.add(block, block.type(blocks.before_codes))
+    if blocks.second is not None:
+        at = builder.add(block, block.type(PANEL * blocks.scale_bytes))
+        offsets = [_half_floats(builder, at, first, j) for j in range(vectors)]
+        if blocks.second == "zeros":
+            zeros = zip(scales, offsets, strict=True)
+            offsets = [builder.fmul(scale, builder.fneg(zero)) for scale, zero in zeros]
     else:
         least = ir.Constant(_FLOATS, [-float(MID)] * LANES)
         offsets = [builder.fmul(scale, least) for scale in scales]
     low, number = ir.Constant(_WORDS, [15] * LANES), first.type
     with cgutils.for_range_slice(builder, number(0), number(GROUP), number(8)) as (eight, _):
-        if str(kind) == "int8":
+        if blocks.codes != "int4":
             for k in range(8):
                 column = builder.add(eight, number(k))
                 row = builder.add(codes, builder.add(first, builder.mul(column, number(PANEL))))
                 places = [builder.add(row, row.type(LANES * j)) for j in range(vectors)]
                 found = [builder.load(builder.inttoptr(at, _BYTES.as_pointer()), align=1) for at in places]
-                wide = [builder.sitofp(builder.sext(part, _WORDS), _FLOATS) for part in found]
+                widen = widen_whole if blocks.codes == "int8" else widen_e4m3
+                wide = [widen(builder, part) for part in found]
                 use(column, [builder.fmul(part, scale) for part, scale in zip(wide, scales, strict=True)])
             return
         row = builder.add(builder.mul(first, number(4)), builder.mul(eight, number(PANEL // 2)))
@@ -158,6 +202,24 @@ def _ask(
 def _half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
     at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(2)))
     return builder.fpext(builder.load(builder.inttoptr(at, _HALF_FLOATS.as_pointer()), align=2), _FLOATS)
+
+
+def _floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
+    at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(4)))
+    return builder.load(builder.inttoptr(at, _FLOATS.as_pointer()), align=4)
+
+
+def widen_whole(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    """Sixteen whole numbers as float32."""
+    return builder.sitofp(builder.sext(codes, _WORDS), _FLOATS)
+
+
+def widen_e4m3(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    """Each number divided by `FP8_FACTOR`, exactly: what is below float16's normal numbers is one of the others."""
+    seven, all_but_14 = (ir.Constant(_HALF_WORDS, [word] * LANES) for word in (7, 0xBFFF))
+    # The sign fills the upper half, and is both of a float16's upper bits then: its own, and one that must be 0.
+    bits = builder.and_(builder.shl(builder.sext(codes, _HALF_WORDS), seven), all_but_14)
+    return builder.fpext(builder.bitcast(bits, _HALF_FLOATS), _FLOATS)
 
 
 def _splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:

@@ -9,7 +9,18 @@ import os
 from enum import IntEnum
 from functools import lru_cache
 
-__all__ = ["OPTION", "Instructions", "allowed", "has_avx512", "has_dot", "limit_compiler", "read"]
+__all__ = [
+    "OPTION",
+    "ByteDots",
+    "Instructions",
+    "allowed",
+    "byte_dots",
+    "has_avx512",
+    "has_avx512_words",
+    "has_dot",
+    "limit_compiler",
+    "read",
+]
 
 OPTION = "FLEETCTL_CPU_KERNELS"
 
@@ -19,8 +30,17 @@ class Instructions(IntEnum):
 
     AVX2 = 1  # vectors of eight
     VECTORS = 2  # the longest vectors that there are
-    DOT = 3  # with products of bfloat16 pairs (`vdpbf16ps`)
+    DOT = 3  # with products of bfloat16 pairs (`vdpbf16ps`) and of four bytes (`vpdpbusd`)
     AMX = 4  # with matrix registers
+
+
+class ByteDots(IntEnum):
+    """How four bytes are multiplied with four others and added up. All give the same bits."""
+
+    PLAIN = 1  # byte by byte, on any CPU
+    WORDS = 2  # widened to 16 bits (`vpmaddwd`)
+    VNNI_256 = 3  # vectors of eight (AVX-VNNI)
+    VNNI = 4  # vectors of sixteen (AVX-512 VNNI)
 
 
 _NAMES = {item.name.lower(): item for item in Instructions}
@@ -69,3 +89,19 @@ def has_avx512() -> bool:
 def has_dot() -> bool:
     """Whether sixteen pairs of bfloat16 are multiplied and added to float32 in one instruction."""
     return _has("avx512bf16") and allowed() >= Instructions.DOT
+
+
+@lru_cache(maxsize=1)
+def has_avx512_words() -> bool:
+    """Whether vectors of 32 numbers of 16 bits are multiplied."""
+    return has_avx512() and _has("avx512bw")
+
+
+@lru_cache(maxsize=1)
+def byte_dots() -> ByteDots:
+    """The fastest way that this CPU has and may take."""
+    if allowed() >= Instructions.DOT and has_avx512() and _has("avx512vnni"):
+        return ByteDots.VNNI
+    if allowed() >= Instructions.DOT and _has("avxvnni"):
+        return ByteDots.VNNI_256
+    return ByteDots.WORDS if _has("avx2") else ByteDots.PLAIN

@@ -21,15 +21,18 @@ from numba import carray, njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from kernels.cpu import amx, attention_pairs, attention_tiles, attention_vectors
+from kernels.cpu import amx, attention_pairs, attention_tiles, attention_vectors, instructions
+from kernels.cpu.attention_codes import open_keys, open_values, scale_probs, scale_scores
 from kernels.cpu.dtypes import FLOAT32, INT32, INT64, PAIRED, UINT8, UINT16, narrow
 from kernels.cpu.exp import exp32
+from kernels.cpu.kv_codes import code_of
 from kernels.cpu.kv_layout import is_tiled
-from kernels.cpu.memory import scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, elements_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
+from kernels.kv_codes import SCALE_BYTES, head_dim_of
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
 
@@ -55,7 +58,7 @@ class AttentionTask(NamedTuple):
     """A chunk is an item of the plan."""
 
     q: Tensor  # [num_tokens, heads, head_dim]
-    k_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim], perhaps in tiles
+    k_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim], perhaps in tiles, or codes
     v_cache: Tensor  # like k_cache
     out: Tensor  # like q
     plan: np.ndarray  # `CpuAttentionPlan.descriptor`
@@ -66,6 +69,7 @@ class AttentionTask(NamedTuple):
     kv_heads: int
     head_dim: int
     window: int  # positions that a query sees, its own included; 0: all
+    codes: int  # the caches', as `kv_codes.code_of` says
     scale: float
 
 
@@ -95,6 +99,13 @@ class CpuAttentionPlan:
         descriptor = self.descriptor.copy()
         descriptor[AT_PLAN.max_rows] = room
         return replace(self, arrays=self.arrays._replace(max_rows=room), descriptor=descriptor)
+
+    def grown(self, count: int) -> CpuAttentionPlan:
+        """The same queries so many positions later: of a plan with one query of each sequence, a decoding step's."""
+        lens = self.arrays.seq_lens + np.int32(count)
+        descriptor = self.descriptor.copy()
+        descriptor[AT_PLAN.seq_lens] = lens.ctypes.data
+        return replace(self, arrays=self.arrays._replace(seq_lens=lens), descriptor=descriptor)
 
     def redirect(self, plan: CpuAttentionPlan) -> None:
         """Makes recorded launches of this plan carry out `plan`, which must live until they have.
@@ -149,22 +160,26 @@ def plan_attention(
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scale: float) -> Tensor:
     """`kernels.paged_attention` by a plan: [num_tokens, heads, head_dim], float32 or bfloat16, as q."""
     q, out = q.contiguous(), empty_result(q.shape, q.dtype)
-    region = _in_float32
+    codes = code_of(k_cache)
+    region = _in_float32 if codes == 0 else _float32_of_codes
     if q.dtype == torch.bfloat16:
-        region = _widened
-        if is_tiled(k_cache):
-            region = _in_tiles if amx.has_amx() else _in_pairs
-    sizes = (*q.shape[:2], *k_cache.shape, plan.sliding_window or 0)
+        region = _widened if codes == 0 else _widened_of_codes
+        if amx.has_amx() and (codes != 0 or is_tiled(k_cache)):
+            region = _in_tiles if codes == 0 else _tiles_of_codes
+        elif instructions.has_dot() and (codes != 0 or is_tiled(k_cache)):
+            region = _in_pairs if codes == 0 else _pairs_of_codes
+    sizes = (*q.shape[:2], *k_cache.shape[:3], head_dim_of(k_cache), plan.sliding_window or 0, codes)
     task = AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale))
-    itemsize = 2 if region in (_in_tiles, _in_pairs) else 4
-    region.launch(plan.num_items, task, _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize))
+    itemsize = 4 if region in (_in_float32, _float32_of_codes, _widened, _widened_of_codes) else 2
+    region.launch(plan.num_items, task, _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize, codes != 0))
     return out
 
 
-def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int) -> int:
+def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int, has_codes: bool) -> int:
     """What a thread needs for items of so many rows: the shapes of `_attend`, in its order."""
     width, max_rows = _padded_width(head_dim), _padded_rows(max_rows)
     packed, tile, rows = (1, KEY_BLOCK * width, itemsize), (TILE_ROWS, KEY_BLOCK), (max_rows, width)
+    spread = (2 * KEY_BLOCK if has_codes and itemsize == 2 else 0, width, itemsize)
     return scratch_bytes(
         (1, KEY_BLOCK, 8),
         packed,
@@ -178,6 +193,9 @@ def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int) -> int:
         (1, max_rows, 4),
         (1, max_rows, 4),
         (1, 64, 1),
+        spread,
+        (1, KEY_BLOCK, 8),
+        (2, KEY_BLOCK, 4),
     )
 
 
@@ -200,6 +218,8 @@ def _step_of(name: str) -> Callable:
 
     @overload(step, strict=False, jit_options=EXACT)
     def choose(*arguments):
+        if name.startswith("pack") and arguments[1][0].dtype == types.uint8:
+            return lambda *arguments: None  # codes were packed when their block was opened
         return getattr(_STEPS[arguments[0].dtype], name)
 
     return step
@@ -212,8 +232,8 @@ _score, _exponentiate, _weigh_values = _step_of("score"), _step_of("exponentiate
 
 
 @njit(**EXACT)
-def _attend(task, space, like, packed):
-    """Takes items until none is left. The caches hold elements like `like`'s, what is multiplied is like `packed`'s."""
+def _attend(task, space, like, stored, packed):
+    """Takes items until none is left. Queries are like `like`, caches like `stored`, what is multiplied `packed`."""
     plan, num_tokens, heads = field(task, AT.plan), field(task, AT.num_tokens), field(task, AT.heads)
     num_slots, kv_heads = field(task, AT.num_blocks) * field(task, AT.block_size), field(task, AT.kv_heads)
     block_size, head_dim = field(task, AT.block_size), field(task, AT.head_dim)
@@ -221,8 +241,10 @@ def _attend(task, space, like, packed):
     num_items, table_width = field(plan, AT_PLAN.num_items), field(plan, AT_PLAN.table_width)
     num_seqs, max_rows = field(plan, AT_PLAN.num_seqs), field(plan, AT_PLAN.max_rows)
     q = carray(pointer(task, AT.q, like), (num_tokens, heads, head_dim))
-    k_cache = carray(pointer(task, AT.k_cache, like), (num_slots, kv_heads, head_dim))
-    v_cache = carray(pointer(task, AT.v_cache, like), (num_slots, kv_heads, head_dim))
+    codes = field(task, AT.codes)
+    row = head_dim + SCALE_BYTES if codes != 0 else head_dim
+    k_cache = carray(pointer(task, AT.k_cache, stored), (num_slots, kv_heads, row))
+    v_cache = carray(pointer(task, AT.v_cache, stored), (num_slots, kv_heads, row))
     out = carray(pointer(task, AT.out, like), (num_tokens, heads, head_dim))
     items = carray(pointer(plan, AT_PLAN.items, INT64), (num_items, 4))
     tables = carray(pointer(plan, AT_PLAN.block_tables, INT32), (num_seqs, table_width))
@@ -241,6 +263,18 @@ def _attend(task, space, like, packed):
     all_row_max, space = zeros_at(space, 1, max_rows, FLOAT32)
     all_totals, space = zeros_at(space, 1, max_rows, FLOAT32)
     all_before, space = zeros_at(space, 1, 64, UINT8)
+    num_spread = KEY_BLOCK if codes != 0 and packed.itemsize == 2 else 0
+    all_spread, space = array_at(space, 2 * num_spread, width, packed)
+    all_own_slots, space = zeros_at(space, 1, KEY_BLOCK, INT64)
+    all_scales, space = zeros_at(space, 2, KEY_BLOCK, FLOAT32)
+    if width != head_dim:
+        all_spread[:] = 0  # past a head's width
+    spread_at, own_slots = all_spread.ctypes.data, all_own_slots[0]
+    k_spread = carray(elements_at(spread_at, packed), (num_spread, 1, width))
+    v_spread = carray(elements_at(spread_at + num_spread * width * packed.itemsize, packed), (num_spread, 1, width))
+    for j in range(KEY_BLOCK):
+        own_slots[j] = j
+    k_scales, v_scales, code_sizes = all_scales[0], all_scales[1], (head_dim, kv_heads, codes)
     slots, keys, values, before = all_slots[0], all_keys[0], all_values[0], all_before[0]
     row_max, totals = all_row_max[0], all_totals[0]
     _configure(probs, before)
@@ -261,7 +295,8 @@ def _attend(task, space, like, packed):
         for start in range(lowest // KEY_BLOCK * KEY_BLOCK, seen_by_last, KEY_BLOCK):
             count = min(KEY_BLOCK, seen_by_last - start)
             _find_slots(keys, tables[seq], start, count, block_size, slots)
-            k_block, v_block = (k_cache, head, slots, count), (v_cache, head, slots, count)
+            k_block = open_keys((k_cache, head, slots, count), code_sizes, keys, k_spread, own_slots, k_scales)
+            v_block = open_values((v_cache, head, slots, count), code_sizes, values, v_spread, own_slots, v_scales)
             _pack_keys(keys, k_block, staged)
             _pack_values(values, v_block, staged)
             for top in range(0, num_rows, TILE_ROWS):
@@ -282,10 +317,12 @@ def _attend(task, space, like, packed):
                     own_probs[:low] = 0
                     own_probs[high:padded] = 0
                     seen_scores = scores[row - top, low:high]
+                    scale_scores(k_cache, seen_scores, k_scales[low:high])
                     larger = _max(seen_scores)
                     larger = larger if larger > row_max[row] else row_max[row]
                     rescale = exp32((row_max[row] - larger) * scale)
                     total = _exponentiate(own_probs[low:high], seen_scores, larger, scale)
+                    scale_probs(k_cache, own_probs[low:high], seen_scores, v_scales[low:high])
                     totals[row] = totals[row] * rescale + total
                     row_max[row] = larger
                     for j in range(width):
@@ -304,27 +341,49 @@ def _attend(task, space, like, packed):
 
 
 def _body_in_tiles(task):
-    _attend(task, enter(task), UINT16, UINT16)
+    _attend(task, enter(task), UINT16, UINT16, UINT16)
     leave(task)
 
 
 def _body_in_pairs(task):
-    _attend(task, enter(task), UINT16, PAIRED)
+    _attend(task, enter(task), UINT16, UINT16, PAIRED)
     leave(task)
 
 
 def _body_widened(task):
-    _attend(task, enter(task), UINT16, FLOAT32)
+    _attend(task, enter(task), UINT16, UINT16, FLOAT32)
     leave(task)
 
 
 def _body_in_float32(task):
-    _attend(task, enter(task), FLOAT32, FLOAT32)
+    _attend(task, enter(task), FLOAT32, FLOAT32, FLOAT32)
+    leave(task)
+
+
+def _body_tiles_of_codes(task):
+    _attend(task, enter(task), UINT16, UINT8, UINT16)
+    leave(task)
+
+
+def _body_pairs_of_codes(task):
+    _attend(task, enter(task), UINT16, UINT8, PAIRED)
+    leave(task)
+
+
+def _body_widened_of_codes(task):
+    _attend(task, enter(task), UINT16, UINT8, FLOAT32)
+    leave(task)
+
+
+def _body_float32_of_codes(task):
+    _attend(task, enter(task), FLOAT32, UINT8, FLOAT32)
     leave(task)
 
 
 _in_tiles, _in_pairs = ParallelRegion(_body_in_tiles), ParallelRegion(_body_in_pairs)
 _widened, _in_float32 = ParallelRegion(_body_widened), ParallelRegion(_body_in_float32)
+_tiles_of_codes, _pairs_of_codes = ParallelRegion(_body_tiles_of_codes), ParallelRegion(_body_pairs_of_codes)
+_widened_of_codes, _float32_of_codes = ParallelRegion(_body_widened_of_codes), ParallelRegion(_body_float32_of_codes)
 
 
 @njit(**EXACT)

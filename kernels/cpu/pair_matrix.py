@@ -9,9 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.cpu.dtypes import PAIRS, UINT16
-from kernels.cpu.panel_matrix import PanelMatrix
+from kernels.cpu.panel_matrix import AT, PanelMatrix, part_of
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import enter, leave
+from kernels.cpu.task import enter, field, leave
 from kernels.cpu.vector_matrix import BLOCK_ROWS, MAX_GROUP_ROWS, PANEL, multiply, product_scratch_bytes
 
 
@@ -31,7 +31,9 @@ class PairMatrix(PanelMatrix):
 
 
 def _body(task):
-    multiply(task, enter(task), UINT16, PAIRS)
+    space = enter(task)
+    for i in range(field(task, AT.num_parts)):
+        multiply(part_of(task, i), space, UINT16, PAIRS, 2)
     leave(task)
 
 

@@ -5,25 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.memory import copy
+from kernels.cpu.dtypes import FLOAT32, INT32
+from kernels.cpu.memory import copy, elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import computing_constants, empty_result
-from kernels.cpu.task import offsets_of
+from kernels.cpu.task import FIELD_BYTES, TaskHeader, field, offsets_of
 from kernels.cpu.vector import store_gated, store_sums
 
-__all__ = ["AT", "PanelMatrix", "ProductTask", "epilogue"]
+__all__ = ["AT", "PART_FIELDS", "PanelMatrix", "ProductTask", "epilogue", "part_of", "scale_sums"]
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the L2 cache while the weight goes by
 SERIAL_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
 
 
 class ProductTask(NamedTuple):
-    """A chunk is one panel and one group of rows: all panels for the first group, then for the next."""
+    """A chunk is one panel and one group of rows: all panels for the first group, then for the next.
+
+    Of several parts each is such a task of its own, header included, and this one only says where they are and how
+    much scratch a thread has (`expert_matrices.py`).
+    """
 
     num_chunks: int
     num_panels: int
@@ -31,15 +37,25 @@ class ProductTask(NamedTuple):
     width: int  # of the input
     out_width: int  # of the result
     group_rows: int  # rows of the input that go by while a panel stays in the L1 cache
-    x: Tensor  # [rows, width]
+    x: Tensor | None  # [rows, width], or as `inputs` makes them
     packed: Tensor  # [num_panels, ...], as the matrix packs it
     bias: Tensor | None  # [num_panels, panel], float32
-    result: Tensor  # [rows, out_width]
+    result: Tensor | None  # [rows, out_width]
     is_gated: bool
-    itemsize: int  # of x, the result and the packed weight. 2: bfloat16, 4: float32
+    itemsize: int  # of the result, and of x and the packed weight where these are numbers. 2: bfloat16, 4: float32
+    num_parts: int = 1
+    parts: Tensor | None = None  # [num_parts, PART_FIELDS], int64; None: this task is the part
 
 
 AT = offsets_of(ProductTask)
+PART_FIELDS = len(TaskHeader._fields) + len(ProductTask._fields)
+
+
+@njit(**EXACT)
+def part_of(task, index):
+    """The address of a part of a product, which is read and worked off as a task of one is."""
+    parts = field(task, AT.parts)
+    return task if parts == 0 else parts + index * PART_FIELDS * FIELD_BYTES
 
 
 class PanelMatrix:
@@ -70,30 +86,59 @@ class PanelMatrix:
         Bytes moved: x and the result once, the weight once for each group of rows.
         """
         x = x.to(self.dtype).contiguous()
-        rows, (out, width) = x.shape[0], self.shape
-        out //= 1 + self.is_gated
-        result = empty_result((rows, out), self.dtype)
+        x = self.inputs(x, self.empty_inputs(x))
+        rows = x.shape[0]
+        result = empty_result((rows, self.out_width), self.dtype)
         if bias is not self._bias:
             with computing_constants():
                 self._bias, self._panel_bias = bias, None if bias is None else self._by_panel(bias.float()[:, None])
+        task = self.task(rows, x, result, self._panel_bias)
+        self.region.launch(self.threads_for(rows, task.num_chunks), task, self.scratch_bytes(rows))
+        return result
+
+    @property
+    def out_width(self) -> int:
+        """Columns of a result."""
+        return self.shape[0] // (1 + self.is_gated)
+
+    def task(self, rows: int, x: Tensor | None, result: Tensor | None, bias: Tensor | None = None) -> ProductTask:
+        """The product of so many rows; `bias` by panel."""
         num_panels, group_rows = self._packed.shape[0], self._group_rows()
-        task = ProductTask(
+        return ProductTask(
             num_chunks=num_panels * -(-rows // group_rows),
             num_panels=num_panels,
             rows=rows,
-            width=width,
-            out_width=out,
+            width=self.shape[1],
+            out_width=self.out_width,
             group_rows=group_rows,
             x=x,
             packed=self._packed,
-            bias=self._panel_bias,
+            bias=bias,
             result=result,
             is_gated=self.is_gated,
             itemsize=self.dtype.itemsize,
         )
-        max_threads = task.num_chunks if self._packed.numel() * rows >= SERIAL_PRODUCTS else 1
-        self.region.launch(max_threads, task, self._scratch_bytes(rows, width, group_rows))
-        return result
+
+    def threads_for(self, rows: int, num_chunks: int) -> int:
+        """How many threads a product of so many rows is worth."""
+        return num_chunks if self._packed.numel() * rows >= SERIAL_PRODUCTS else 1
+
+    def scratch_bytes(self, rows: int) -> int:
+        """What a thread needs for a product of so many rows, or of fewer."""
+        return self._scratch_bytes(rows, self.shape[1], self._group_rows())
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What two weights have in common whose products one launch can compute."""
+        return type(self), self.region, self.shape, self.dtype, self.is_gated
+
+    def empty_inputs(self, x: Tensor) -> Tensor:
+        """Memory for `inputs` of such rows, or those themselves where they are read as they are."""
+        return x
+
+    def inputs(self, x: Tensor, into: Tensor) -> Tensor:
+        """The rows as `region` reads them, which are put `into` what `empty_inputs` gave."""
+        return into
 
     def _group_rows(self) -> int:
         """Rows of the input that are multiplied by a panel before the next one is taken: whole blocks."""
@@ -114,6 +159,19 @@ class PanelMatrix:
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         """What a thread of `region` needs for so many rows of so many columns."""
         raise NotImplementedError
+
+
+@njit(**EXACT)
+def scale_sums(sums, row, row_bytes, panel):
+    """Makes float32 of int32 sums: scale and zero of the first row lie at `row`, the scales and sums at `panel`."""
+    whole, count = sums.view(np.int32), sums.shape[1]
+    scales = carray(elements_at(panel, FLOAT32), (count,))
+    totals = carray(elements_at(panel + count * 4, INT32), (count,))
+    for i in range(sums.shape[0]):
+        at = row + i * row_bytes
+        scale, zero = carray(elements_at(at, FLOAT32), (1,))[0], carray(elements_at(at + 4, INT32), (1,))[0]
+        for j in range(np.uintp(count)):
+            sums[i, j] = np.float32(np.int32(whole[i, j] - np.int32(zero * totals[j]))) * (scale * scales[j])
 
 
 def epilogue(panel: int) -> Callable[..., None]:

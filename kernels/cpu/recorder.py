@@ -125,6 +125,11 @@ class _TorchWatch(TorchDispatchMode):
 
     allows_computing = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler for that, with sympy and Triton. Nothing here is compiled by it."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -8,8 +8,9 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import FLOAT32, INT64, UINT16, narrow, widen
+from kernels.cpu.dtypes import FLOAT32, INT64, UINT8, UINT16, narrow, widen
 from kernels.cpu.exp import fused
+from kernels.cpu.kv_codes import code_of, store_codes
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
 from kernels.cpu.memory import array_at, copy, scratch_bytes
 from kernels.cpu.numba_options import EXACT
@@ -17,6 +18,7 @@ from kernels.cpu.parallel_region import ParallelRegion, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.rms_norm import inverse_rms
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
+from kernels.kv_codes import head_dim_of
 
 CHUNK_ROWS = 32  # neighbours in a prompt write to the same cache lines: with 4, two threads take three times as long
 
@@ -34,13 +36,14 @@ class RopeStoreTask(NamedTuple):
     qkv: Tensor  # [rows, heads + 2 x kv_heads, head_dim]
     cos: Tensor  # [rows, head_dim], float32
     sin: Tensor  # [rows, head_dim], float32
-    k_cache: Tensor  # [num_slots, kv_heads, head_dim]
-    v_cache: Tensor  # [num_slots, kv_heads, head_dim]
+    k_cache: Tensor  # [num_slots, kv_heads, head_dim], or codes as `kernels.kv_codes` has them
+    v_cache: Tensor  # [num_slots, kv_heads, head_dim], likewise
     slots: Tensor  # [rows], int64
     q: Tensor  # [rows, heads, head_dim]
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     is_tiled: bool  # the caches, as `kv_layout` says
+    codes: int  # the caches', as `kv_codes.code_of` says
 
 
 AT = offsets_of(RopeStoreTask)
@@ -62,7 +65,7 @@ def rope_store(
     Shapes as in `kernels.layer_ops.rope_store`. Bytes moved: qkv once in and once out, cos and sin once.
     """
     qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
-    kv_heads, head_dim = k_cache.shape[2:]
+    kv_heads, head_dim = k_cache.shape[2], head_dim_of(k_cache)
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q = empty_result((qkv.shape[0], heads, head_dim), qkv.dtype)
     task = RopeStoreTask(
@@ -83,8 +86,9 @@ def rope_store(
         q_norm=q_norm,
         k_norm=k_norm,
         is_tiled=is_tiled(k_cache),
+        codes=code_of(k_cache),
     )
-    _region.launch(threads_for(qkv.numel()), task, scratch_bytes((1, head_dim, qkv.element_size())))
+    _region.launch(threads_for(qkv.numel()), task, scratch_bytes((1, head_dim, qkv.element_size()), (1, head_dim, 1)))
     return q
 
 
@@ -115,7 +119,11 @@ def _store(task, space, like):
     k_norm = carray(pointer(task, AT.k_norm, like), (width if field(task, AT.k_norm) != 0 else 0,))
     k_flat = carray(pointer(task, AT.k_cache, like), (num_slots * kv_heads * width,))
     v_flat = carray(pointer(task, AT.v_cache, like), (num_slots * kv_heads * width,))
-    in_tiles, rotated = field(task, AT.is_tiled) != 0, array_at(space, 1, width, like)[0][0]
+    in_tiles, codes = field(task, AT.is_tiled) != 0, field(task, AT.codes)
+    all_rotated, space = array_at(space, 1, width, like)
+    all_codes, space = array_at(space, 1, width, UINT8)
+    rotated, encoded = all_rotated[0], all_codes[0]
+    k_at, v_at = field(task, AT.k_cache), field(task, AT.v_cache)
     first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
         for i in range(first, min(first + CHUNK_ROWS, rows)):
@@ -123,7 +131,11 @@ def _store(task, space, like):
                 _rotate(qkv[i, head], cos[i], sin[i], q_norm, eps, q[i, head])
             for head in range(kv_heads):
                 values = qkv[i, heads + kv_heads + head]
-                if in_tiles:
+                if codes != 0:
+                    _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
+                    store_codes(rotated, k_at, slots[i], head, kv_heads, True, encoded, codes)
+                    store_codes(values, v_at, slots[i], head, kv_heads, False, encoded, codes)
+                elif in_tiles:
                     _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
                     _store_in_tiles(rotated, values, k_flat, v_flat, slots[i], head, kv_heads)
                 else:

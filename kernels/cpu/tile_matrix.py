@@ -13,7 +13,7 @@ from kernels.cpu import amx
 from kernels.cpu.dtypes import FLOAT32, UINT8, UINT16
 from kernels.cpu.memory import copy, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
+from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 
@@ -39,7 +39,9 @@ class TileMatrix(PanelMatrix):
 
 
 def _body(task):
-    _multiply(task, enter(task))
+    space = enter(task)
+    for i in range(field(task, AT.num_parts)):
+        multiply(part_of(task, i), space, UINT16, _sum_pairs, 2)
     leave(task)
 
 
@@ -47,22 +49,27 @@ TileMatrix.region = ParallelRegion(_body)
 _store_result = epilogue(PANEL)
 _clear_0, _clear_1, _clear_2, _clear_3 = (amx.zero(i) for i in range(4))
 _load_upper, _load_lower, _load_left, _load_right = (amx.load(i) for i in range(4, 8))
-_dot_0, _dot_1, _dot_2, _dot_3 = (amx.dot(i, 4 + i // 2, 6 + i % 2) for i in range(4))
 _resume_0, _resume_1, _resume_2, _resume_3 = (amx.load(i) for i in range(4))
 _store_0, _store_1, _store_2, _store_3 = (amx.store(i) for i in range(4))
 _SUMS_STRIDE = PANEL * 4  # bytes of one row's float32 sums of a panel
 
 
 @njit(**EXACT)
-def _multiply(task, space):
+def multiply(task, space, like, sum_strip, element_bytes, tail=0):
+    """Takes chunks until none is left. The result's elements are like `like`'s; those of the inputs and of the packed
+    weight have so many bytes, which `sum_strip` multiplies. `tail`: as in `vector_matrix.multiply`.
+    """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
+    if rows == 0:  # an expert that no row chose
+        return
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
-    has_bias, is_gated, row_bytes = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0, width * 2
+    has_bias, is_gated, row_bytes = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0, width * element_bytes
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
+    stride, panel_bytes = row_bytes + tail, PANEL * (row_bytes + tail)
     whole = rows // 16 * 16
-    rest, space = zeros_at(space, 16, width, UINT16)
-    copy(x + whole * row_bytes, rest.ctypes.data, (rows - whole) * row_bytes)
+    rest, space = zeros_at(space, 16, stride, UINT8)
+    copy(x + whole * stride, rest.ctypes.data, (rows - whole) * stride)
     sums, space = zeros_at(space, min(group_rows, rows + PANEL), PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
     before, space = zeros_at(space, 1, 64, UINT8)  # how the registers were set up
@@ -77,51 +84,64 @@ def _multiply(task, space):
         for first_byte in range(0, row_bytes, STRIP_BYTES // PANEL):
             last_byte = min(first_byte + STRIP_BYTES // PANEL, row_bytes)
             for row in range(begin, last, PANEL):
-                upper = x + row * row_bytes if row < whole else rest.ctypes.data
-                lower = x + (row + 16) * row_bytes if row + 16 < whole else rest.ctypes.data
+                upper = x + row * stride if row < whole else rest.ctypes.data
+                lower = x + (row + 16) * stride if row + 16 < whole else rest.ctypes.data
                 into = sums[row - begin].ctypes.data
-                panel_at = weight + panel * PANEL * row_bytes
-                _sum_strip(upper, lower, last - row > 16, panel_at, row_bytes, first_byte, last_byte, into)
+                panel_at = weight + panel * panel_bytes
+                sum_strip(upper, lower, last - row > 16, panel_at, stride, first_byte, last_byte, into)
                 if last_byte == row_bytes:
-                    target = result + (row * out_width + panel * columns) * 2
+                    target = result + (row * out_width + panel * columns) * like.itemsize
                     found = sums[row - begin : min(last - begin, row - begin + PANEL)]
                     used = min(out_width - panel * columns, columns)
-                    _store_result(found, bias, target, out_width * 2, used, is_gated, rest)
+                    if tail:
+                        tails = panel_at + PANEL * row_bytes
+                        scale_sums(found[:16], upper + row_bytes, stride, tails)
+                        scale_sums(found[16:], lower + row_bytes, stride, tails)
+                    _store_result(found, bias, target, out_width * like.itemsize, used, is_gated, like)
         chunk = next_chunk(task)
     amx.configure(before.ctypes.data)
 
 
-@njit(**EXACT)
-def _sum_strip(upper, lower, has_lower, weight, row_bytes, first, last, into):
-    """Adds bytes `first` to `last` of sixteen rows each at `upper` and `lower`, times those of a panel, to `into`."""
-    if first == 0:
-        _clear_0()
-        _clear_1()
-        _clear_2()
-        _clear_3()
-    else:
-        _resume_0(into, _SUMS_STRIDE)
-        _resume_1(into + 64, _SUMS_STRIDE)
-        _resume_2(into + 16 * _SUMS_STRIDE, _SUMS_STRIDE)
-        _resume_3(into + 16 * _SUMS_STRIDE + 64, _SUMS_STRIDE)
-    if has_lower:
-        for at in range(first, last, 64):
-            _load_upper(upper + at, row_bytes)
-            _load_left(weight + at * PANEL, 64)
-            _dot_0()
-            _load_lower(lower + at, row_bytes)
-            _dot_2()
-            _load_right(weight + at * PANEL + 1024, 64)
-            _dot_1()
-            _dot_3()
-        _store_2(into + 16 * _SUMS_STRIDE, _SUMS_STRIDE)
-        _store_3(into + 16 * _SUMS_STRIDE + 64, _SUMS_STRIDE)
-    else:
-        for at in range(first, last, 64):
-            _load_upper(upper + at, row_bytes)
-            _load_left(weight + at * PANEL, 64)
-            _load_right(weight + at * PANEL + 1024, 64)
-            _dot_0()
-            _dot_1()
-    _store_0(into, _SUMS_STRIDE)
-    _store_1(into + 64, _SUMS_STRIDE)
+def strip_sums(dot):
+    """Compiled code for `multiply`'s strips, with one of `amx`'s products."""
+    dot_0, dot_1, dot_2, dot_3 = (dot(i, 4 + i // 2, 6 + i % 2) for i in range(4))
+
+    @njit(**EXACT)
+    def sum_strip(upper, lower, has_lower, weight, row_bytes, first, last, into):
+        """Adds bytes `first` to `last` of sixteen rows at `upper` and at `lower`, times those of a panel, to `into`."""
+        if first == 0:
+            _clear_0()
+            _clear_1()
+            _clear_2()
+            _clear_3()
+        else:
+            _resume_0(into, _SUMS_STRIDE)
+            _resume_1(into + 64, _SUMS_STRIDE)
+            _resume_2(into + 16 * _SUMS_STRIDE, _SUMS_STRIDE)
+            _resume_3(into + 16 * _SUMS_STRIDE + 64, _SUMS_STRIDE)
+        if has_lower:
+            for at in range(first, last, 64):
+                _load_upper(upper + at, row_bytes)
+                _load_left(weight + at * PANEL, 64)
+                dot_0()
+                _load_lower(lower + at, row_bytes)
+                dot_2()
+                _load_right(weight + at * PANEL + 1024, 64)
+                dot_1()
+                dot_3()
+            _store_2(into + 16 * _SUMS_STRIDE, _SUMS_STRIDE)
+            _store_3(into + 16 * _SUMS_STRIDE + 64, _SUMS_STRIDE)
+        else:
+            for at in range(first, last, 64):
+                _load_upper(upper + at, row_bytes)
+                _load_left(weight + at * PANEL, 64)
+                _load_right(weight + at * PANEL + 1024, 64)
+                dot_0()
+                dot_1()
+        _store_0(into, _SUMS_STRIDE)
+        _store_1(into + 64, _SUMS_STRIDE)
+
+    return sum_strip
+
+
+_sum_pairs = strip_sums(amx.dot)

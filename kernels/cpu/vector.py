@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.cpu.byte_vectors import add_dots, splat_parts, split_weights
 from kernels.cpu.exp import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
 from kernels.cpu.memory import emit_prefetch
 
@@ -76,7 +77,7 @@ def product(rows: int, vectors: int) -> Callable[..., None]:
     @intrinsic
     def multiply(context, left, left_stride, right, right_stride, depth, target, target_stride, like):
         def generate(context, builder, signature, arguments):
-            _product(builder, (rows, vectors), like.dtype, *arguments[:7])
+            _product(builder, (rows, vectors), like, *arguments[:7])
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 7, like), generate
@@ -85,7 +86,7 @@ def product(rows: int, vectors: int) -> Callable[..., None]:
 
 
 def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
-    """`product` with a right operand whose rows are `panel` elements long.
+    """`product` with a right operand whose rows are `panel` elements long; of `QUADS` too, whose sums are int32.
 
     Where `resumes` is not 0, it is added to what `target` holds: the same bits as in one go. With each row it
     prefetches a cache line from `ahead` on and one from `beyond` on, into the L2 cache.
@@ -98,7 +99,7 @@ def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
             stride = right.type(panel * (like.dtype.bitwidth // 8))
             operands = left, left_stride, right, stride, depth, target, target_stride
             resumes = builder.icmp_signed("!=", resumes, resumes.type(0))
-            _product(builder, (rows, vectors), like.dtype, *operands, resumes, arguments[7:9])
+            _product(builder, (rows, vectors), like, *operands, resumes, arguments[7:9])
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9, like), generate
@@ -109,7 +110,7 @@ def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
 def _product(
     builder: ir.IRBuilder,
     shape: tuple[int, int],
-    dtype: types.Type,
+    like: types.Array,
     left: ir.Value,
     left_stride: ir.Value,
     right: ir.Value,
@@ -121,33 +122,40 @@ def _product(
     ahead: Sequence[ir.Value] = (),
 ) -> None:
     rows, vectors = shape
-    zero, step = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(target.type, 4 * LANES)
+    is_paired, is_whole = like.dtype == types.uint32, like.dtype == types.int32
+    summed = _WORDS if is_whole else _FLOATS
+    zero, step = ir.Constant(summed, [0 if is_whole else 0.0] * LANES), ir.Constant(target.type, 4 * LANES)
     targets = [builder.add(target, builder.mul(target_stride, target.type(i))) for i in range(rows)]
-    places = [_pointer(builder, row, step, j, _FLOATS) for row in targets for j in range(vectors)]
+    places = [_pointer(builder, row, step, j, summed) for row in targets for j in range(vectors)]
     sums = [cgutils.alloca_once_value(builder, zero) for _ in places]
     if resumes is not None:
         with builder.if_then(resumes):
             for sum_, place in zip(sums, places, strict=True):
                 builder.store(builder.load(place, align=4), sum_)
 
-    is_paired = dtype == types.uint32
-    element, vector = (_WORD, _WORDS) if is_paired else (ir.FloatType(), _FLOATS)
+    element, vector = (_WORD, _WORDS) if is_paired or is_whole else (ir.FloatType(), _FLOATS)
 
     def add(index: ir.Value) -> None:
         row = builder.add(right, builder.mul(index, right_stride))
         if is_paired:
             columns = [load_words(builder, row, j) for j in range(vectors)]
+        elif is_whole:
+            columns = [split_weights(builder, load_words(builder, row, j), like.ndim) for j in range(vectors)]
         else:
-            columns = [load_as_floats(builder, row, j, dtype) for j in range(vectors)]
+            columns = [load_as_floats(builder, row, j, like.dtype) for j in range(vectors)]
         for address in ahead:
             emit_prefetch(builder, builder.add(address, builder.mul(index, index.type(64))))
         at = builder.add(left, builder.mul(index, index.type(4)))
         for i in range(rows):
             value = builder.load(_pointer(builder, at, left_stride, i, element), align=4)
-            same = splat(builder, value, vector)
+            same = splat_parts(builder, value, like.ndim) if is_whole else splat(builder, value, vector)
             for j, column in enumerate(columns):
                 sum_ = sums[i * vectors + j]
-                builder.store((dot if is_paired else fuse)(builder, same, column, builder.load(sum_)), sum_)
+                if is_whole:
+                    found = add_dots(builder, same, column, builder.load(sum_), like.ndim)
+                else:
+                    found = (dot if is_paired else fuse)(builder, same, column, builder.load(sum_))
+                builder.store(found, sum_)
 
     whole = builder.mul(builder.udiv(depth, depth.type(_UNROLLED)), depth.type(_UNROLLED))
     with cgutils.for_range_slice(builder, depth.type(0), whole, depth.type(_UNROLLED)) as (index, _):

@@ -15,7 +15,7 @@ from kernels.cpu.dtypes import FLOAT32, UINT16, widen
 from kernels.cpu.instructions import has_avx512
 from kernels.cpu.memory import array_at, copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue
+from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
@@ -44,16 +44,18 @@ class VectorMatrix(PanelMatrix):
 
 
 def product_scratch_bytes(rows: int, steps: int, group_rows: int) -> int:
-    """What a thread of `multiply` needs where it need not widen its inputs."""
+    """What a thread of `multiply` needs where it need not widen its inputs, whose rows are so many words."""
     return scratch_bytes((min(group_rows, rows) + BLOCK_ROWS, PANEL, 4), (1, PANEL, 4), (BLOCK_ROWS, steps, 4))
 
 
 def _body(task):
     space = enter(task)
-    if field(task, AT.itemsize) == 2:
-        multiply(task, space, UINT16, UINT16)
-    else:
-        multiply(task, space, FLOAT32, FLOAT32)
+    is_narrow = field(task, AT.itemsize) == 2
+    for i in range(field(task, AT.num_parts)):
+        if is_narrow:
+            multiply(part_of(task, i), space, UINT16, UINT16)
+        else:
+            multiply(part_of(task, i), space, FLOAT32, FLOAT32)
     leave(task)
 
 
@@ -79,22 +81,27 @@ def widen_rows(x, target, first, count, width):
 
 
 @njit(**EXACT)
-def multiply(task, space, like, held):
+def multiply(task, space, like, held, columns_of_step=1, tail=0):
     """Takes chunks until none is left. The result's elements are like `like`'s, those of the packed weight like
-    `held`'s: float32, bfloat16 to be widened with its inputs, or pairs of it, which are multiplied as they are.
+    `held`'s: float32, bfloat16 to be widened with its inputs, or words of two of it or of four bytes, which are
+    multiplied as they are. Behind a row of bytes lie its scale and its zero, `tail` bytes; behind a panel as many of
+    each of its rows.
     """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
+    if rows == 0:  # an expert that no row chose
+        return
     out_width, group_rows = field(task, AT.out_width), field(task, AT.group_rows)
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
-    widens, width = held.itemsize == 2, field(task, AT.width)  # a step of depth is a column, or a pair of them
-    steps = width // 2 if held.itemsize > like.itemsize else width
-    row_bytes, step_bytes = steps * 4, PANEL * held.itemsize
+    widens, width = held.itemsize == 2, field(task, AT.width)
+    steps = width // columns_of_step
+    row_bytes, step_bytes = steps * 4 + tail, PANEL * held.itemsize
+    panel_bytes = steps * step_bytes + PANEL * tail
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
     strip = STRIP_BYTES // step_bytes
     sums, space = zeros_at(space, min(group_rows, rows) + BLOCK_ROWS, PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
-    rest, space = zeros_at(space, BLOCK_ROWS, steps, FLOAT32)  # the last rows, where they are too few
+    rest, space = zeros_at(space, BLOCK_ROWS, row_bytes // 4, FLOAT32)  # the last rows, where they are too few
     wide, space = array_at(space, min(group_rows, rows) if widens else 0, width, FLOAT32)  # a group's rows
     narrow = carray(pointer(task, AT.x, like), (rows, width))
     biases, whole, widened = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL)), rows, -1
@@ -123,13 +130,14 @@ def multiply(task, space, like, held):
         pace = 128 if blocks * 64 < step_bytes else 64
         for first in range(0, steps, strip):
             depth = min(strip, steps - first)
-            source = weight + (panel * steps + first) * step_bytes
+            source = weight + panel * panel_bytes + first * step_bytes
             next_strip = source + depth * step_bytes
-            ahead = next_strip if first + depth < steps else weight + next_panel * steps * step_bytes
+            ahead = next_strip if first + depth < steps else weight + next_panel * panel_bytes
             asked, row = 0, begin
             while row < last:
                 count = _next_block(last - row)
-                left = (group + (row - begin) * row_bytes if row < whole else rest.ctypes.data) + first * 4
+                own = group + (row - begin) * row_bytes if row < whole else rest.ctypes.data
+                left = own + first * 4
                 found = sums[row - begin : row - begin + count]
                 for i in range(row + count, min(row + 2 * count, last)):
                     prefetch_l1(group + (i - begin) * row_bytes + first * 4, depth * 4)
@@ -145,6 +153,8 @@ def multiply(task, space, like, held):
                 if first + depth == steps:
                     target = result + (row * out_width + panel * columns) * like.itemsize
                     real, stride = found[: last - row], out_width * like.itemsize
+                    if tail:
+                        scale_sums(real, own + steps * 4, row_bytes, weight + (panel + 1) * panel_bytes - PANEL * tail)
                     _store_result(real, bias, target, stride, min(out_width - panel * columns, columns), is_gated, like)
                 row += count
         chunk = following

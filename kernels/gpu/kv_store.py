@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import triton
@@ -53,38 +54,43 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """
     if k.dtype != k_cache.dtype or v.dtype != v_cache.dtype:
         raise TypeError(f"store_kv: keys are {k.dtype}, values {v.dtype}, the cache {k_cache.dtype}")
-    num_tokens, kv_heads, head_dim = k.shape
-    if num_tokens == 0:
+    launch_store(_store_kv_kernel, k, v, k_cache, v_cache, slots, {**_constants(*k.shape[1:]), **_OPTIONS})
+
+
+def launch_store(
+    kernel: Any, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, constants: Mapping[str, Any]
+) -> None:
+    """Launches a kernel that puts rows of k and v at slots of caches, one program for each token, shapes as above."""
+    if k.shape[0] == 0:
         return
     k = k if k.stride(-1) == 1 else k.contiguous()
     v = v if v.stride(-1) == 1 else v.contiguous()
-    _store_kv_kernel[(num_tokens,)](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        slots,
-        k_cache.shape[0] * k_cache.shape[1],
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        WIDTH=kv_heads * head_dim,
-        HEAD_DIM=head_dim,
-        BLOCK=power_of_two(kv_heads * head_dim),
-        **_OPTIONS,
-    )
+    num_slots = k_cache.shape[0] * k_cache.shape[1]
+    kernel[k.shape[:1]](k, v, k_cache, v_cache, slots, num_slots, *k.stride()[:2], *v.stride()[:2], **constants)
+
+
+def store_types(dtype: torch.dtype, cache: torch.dtype) -> dict[str, str]:
+    """The arguments' types of such a kernel, for a `Variant`: of keys and values, and of caches."""
+    return {
+        **dict.fromkeys(("k_ptr", "v_ptr"), POINTERS[dtype]),
+        **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), POINTERS[cache]),
+        "slot_ptr": "*i64",
+        "num_slots": "i32",
+        **dict.fromkeys(("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"), "i32:16"),
+    }
+
+
+def _constants(kv_heads: int, head_dim: int) -> dict[str, int]:
+    return {"WIDTH": kv_heads * head_dim, "HEAD_DIM": head_dim, "BLOCK": power_of_two(kv_heads * head_dim)}
 
 
 def variants() -> Iterator[Variant]:
     """KV heads and sizes of common models."""
     for kv_heads, head_dim, dtype in [(4, 64, torch.float32), (8, 128, torch.bfloat16), (32, 128, torch.float16)]:
-        types = dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), POINTERS[dtype])
-        strides = ("k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride")
         yield Variant(
             f"{type_name(dtype)} kv_heads={kv_heads} head_dim={head_dim}",
             _store_kv_kernel,
-            {**types, "slot_ptr": "*i64", "num_slots": "i32", **dict.fromkeys(strides, "i32:16")},
-            {"WIDTH": kv_heads * head_dim, "HEAD_DIM": head_dim, "BLOCK": power_of_two(kv_heads * head_dim)},
+            store_types(dtype, dtype),
+            _constants(kv_heads, head_dim),
             _OPTIONS,
         )

@@ -17,6 +17,8 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }

@@ -20,8 +20,11 @@ from kernels.gpu.attention_plan import (
     TileGroup,
     plan_attention,
 )
+from kernels.gpu.kv_codes import CODES, NONE, as_numbers, scale_of
 from kernels.gpu.launch import POINTERS, Variant, dot_type, power_of_two, type_name
+from kernels.kv_codes import SCALE_BYTES
 
+_NUMBERS, _SCALE_BYTES = tl.constexpr(NONE), tl.constexpr(SCALE_BYTES)
 MERGE_CHUNK = 16  # partial results that a merge reads at a time
 _ITEM_COLUMNS, _MERGE_COLUMNS = tl.constexpr(len(ITEM)), tl.constexpr(len(MERGE))
 _SEQ, _FIRST_ROW, _NUM_QUERIES = (tl.constexpr(i) for i in (ITEM.seq, ITEM.first_row, ITEM.num_queries))
@@ -58,6 +61,7 @@ def _attention_kernel(
     KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     DOT: tl.constexpr,
+    KV: tl.constexpr,
 ):
     """Program (item, kv head): ROWS rows of queries x sharing heads, over the item's keys in tiles of KEYS.
 
@@ -92,9 +96,17 @@ def _attention_kernel(
         is_inside = key < end_key
         block = tl.load(table_ptr + seq * table_stride + key // BLOCK_SIZE, mask=is_inside, other=0).to(tl.int64)
         place = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * kv_heads + kv_head) * HEAD_DIM
+        if KV != _NUMBERS:
+            place += block * (BLOCK_SIZE * kv_heads * _SCALE_BYTES)  # each block's scales lie behind its codes
         k_mask = is_inside[None, :] & (dim < HEAD_DIM)[:, None]
-        k = tl.load(k_cache_ptr + place[None, :] + dim[:, None], mask=k_mask, other=0.0).to(DOT)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if KV == _NUMBERS:
+            k = tl.load(k_cache_ptr + place[None, :] + dim[:, None], mask=k_mask, other=0.0).to(DOT)
+            scores = tl.dot(q, k, input_precision="ieee") * scale
+        else:
+            codes = tl.load(k_cache_ptr + place[None, :] + dim[:, None], mask=k_mask, other=0)
+            at = scale_of(k_cache_ptr, block, key % BLOCK_SIZE, kv_head, kv_heads, HEAD_DIM, BLOCK_SIZE)
+            k_scale = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
+            scores = tl.dot(q, as_numbers(codes, KV).to(DOT), input_precision="ieee") * (k_scale * scale)[None, :]
         is_seen = is_inside[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             is_seen = is_seen & (key[None, :] > position[:, None] - window)
@@ -104,7 +116,13 @@ def _attention_kernel(
         rescale = tl.math.exp2(largest - larger)
         total = total * rescale + tl.sum(prob, axis=1)
         v_mask = is_inside[:, None] & (dim < HEAD_DIM)[None, :]
-        v = tl.load(v_cache_ptr + place[:, None] + dim[None, :], mask=v_mask, other=0.0).to(DOT)
+        if KV == _NUMBERS:
+            v = tl.load(v_cache_ptr + place[:, None] + dim[None, :], mask=v_mask, other=0.0).to(DOT)
+        else:
+            codes = tl.load(v_cache_ptr + place[:, None] + dim[None, :], mask=v_mask, other=0)
+            at = scale_of(v_cache_ptr, block, key % BLOCK_SIZE, kv_head, kv_heads, HEAD_DIM, BLOCK_SIZE)
+            v_scale = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
+            v = (as_numbers(codes, KV) * v_scale[:, None]).to(DOT)
         out = tl.dot(prob.to(DOT), v, out * rescale[:, None], input_precision="ieee")
         largest = larger
 
@@ -178,8 +196,9 @@ def paged_attention(
     """`softmax(scale q k^T) v`, each query over its sequence's keys up to its own position, or its window's.
 
     Shapes: q: [num_tokens, num_heads, head_dim], any token and head stride; caches: [num_blocks, block_size, kv_heads,
-    head_dim], contiguous; block_tables: [num_seqs, max_blocks], int32; seq_lens: [num_seqs], int32; query_starts:
-    [num_seqs + 1], int32; these three on the CPU, and read only without a plan. Rows of q past the last query give 0.
+    head_dim], contiguous, or codes with scales (`kernels.kv_codes`); block_tables: [num_seqs, max_blocks], int32;
+    seq_lens: [num_seqs], int32; query_starts: [num_seqs + 1], int32; these three on the CPU, and read only without a
+    plan. Rows of q past the last query give 0.
     Result: like q, contiguous. Sums are float32; the softmax is rounded to q's type before it is multiplied by v.
 
     Bytes moved: each sequence's keys and values once per tile of queries (decode: 2 x length x kv_heads x head_dim x
@@ -235,6 +254,7 @@ def _attend(
         KEYS=tile.keys,
         HAS_WINDOW=plan.sliding_window is not None,
         DOT=dot_type(q.dtype),
+        KV=CODES.get(k_cache.dtype, NONE),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,
@@ -288,8 +308,7 @@ def _head_constants(num_heads: int, kv_heads: int, head_dim: int) -> dict[str, i
 
 def variants() -> Iterator[Variant]:
     """Decode and prefill tiles for the shapes of common models, the merge among them."""
-    pointers = ("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr")
-    for heads_per_kv, head_dim, dtype, rows, has_window in [
+    for heads_per_kv, head_dim, dtype, rows, has_window, *codes in [
         (3, 64, torch.float32, SMALL_ROWS, False),
         (3, 64, torch.float32, LARGE_ROWS, False),
         (4, 128, torch.float32, SMALL_ROWS, False),
@@ -305,14 +324,25 @@ def variants() -> Iterator[Variant]:
         (7, 128, torch.bfloat16, LARGE_ROWS, True),
         (1, 80, torch.float16, LARGE_ROWS, False),
         (4, 256, torch.bfloat16, LARGE_ROWS, False),
+        (3, 64, torch.float32, SMALL_ROWS, False, torch.int8),
+        (4, 128, torch.bfloat16, SMALL_ROWS, False, torch.int8),
+        (4, 128, torch.bfloat16, SMALL_ROWS, False, torch.uint8),
+        (8, 128, torch.float16, SMALL_ROWS, True, torch.uint8),
+        (4, 64, torch.bfloat16, LARGE_ROWS, False, torch.int8),
+        (4, 128, torch.bfloat16, LARGE_ROWS, False, torch.int8),
+        (4, 128, torch.bfloat16, LARGE_ROWS, False, torch.uint8),
+        (4, 256, torch.bfloat16, LARGE_ROWS, False, torch.int8),
     ]:
+        stored = codes[0] if codes else dtype
+        kept = "" if stored == dtype else " kv=int8" if stored == torch.int8 else " kv=fp8"
         tile = tile_of(dtype, head_dim, rows)
         window = "yes" if has_window else "no"
         yield Variant(
-            f"{type_name(dtype)} rows={rows} head_dim={head_dim} heads_per_kv={heads_per_kv} window={window}",
+            f"{type_name(dtype)} rows={rows} head_dim={head_dim} heads_per_kv={heads_per_kv} window={window}{kept}",
             _attention_kernel,
             {
-                **dict.fromkeys(pointers, POINTERS[dtype]),
+                **dict.fromkeys(("q_ptr", "out_ptr"), POINTERS[dtype]),
+                **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), POINTERS[stored]),
                 **dict.fromkeys(("table_ptr", "item_ptr"), "*i32"),
                 **dict.fromkeys(("partial_ptr", "log_sum_ptr"), "*fp32"),
                 **dict.fromkeys(("q_token_stride", "q_head_stride"), "i32:16"),
@@ -326,6 +356,7 @@ def variants() -> Iterator[Variant]:
                 "KEYS": tile.keys,
                 "HAS_WINDOW": has_window,
                 "DOT": dot_type(dtype),
+                "KV": CODES.get(stored, NONE),
             },
             {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True},
         )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
-from kernels.block_weight import BlockWeight, Kind, quantised
+from kernels.block_weight import BlockWeight, GroupKind, Kind, quantised
 from kernels.cpu.block_matrix import DIRECT_ROWS, BlockMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.linear import pack, pack_blocks
 
-KINDS = pytest.mark.parametrize("kind", ["int8", "int4", "int4 with offsets"])
+KINDS = pytest.mark.parametrize("kind", get_args(GroupKind))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SHAPES = [(130, 96), (64, 32), (70, 2048), (2, 160)]
 
@@ -30,12 +30,19 @@ def _threads() -> Iterator[None]:
 
 def _blocks(kind: Kind, rows: int, width: int) -> BlockWeight:
     random = torch.Generator().manual_seed(rows + width)
-    if kind == "int8":
+    if kind.startswith("int8"):
         codes = torch.randint(-128, 128, (rows, width), generator=random, dtype=torch.int8)
+    elif kind == "fp8":  # every number but the two NaN
+        codes = torch.randint(0, 127, (rows, width), generator=random, dtype=torch.uint8)
+        codes += torch.randint(0, 2, (rows, width), generator=random, dtype=torch.uint8) * 128
     else:
         codes = torch.randint(0, 16, (rows, width), generator=random, dtype=torch.uint8)
     scales, offsets = (torch.randn(rows, width // 32, generator=random).mul(0.05).half() for _ in range(2))
-    return BlockWeight(kind, codes, scales, offsets if kind == "int4 with offsets" else None)
+    if kind in ("fp8", "int8 with wide scales"):
+        scales = torch.randn(rows, width // 32, generator=random) * 0.05
+    if kind == "int4 with zeros":
+        offsets = torch.randint(0, 17, offsets.shape, generator=random).half()
+    return BlockWeight(kind, codes, scales, offsets if "int4 with" in kind else None)
 
 
 @KINDS

@@ -12,9 +12,10 @@ from numba import carray
 
 from kernels.cpu.dtypes import INT64, has_kernels
 from kernels.cpu.kv_layout import in_plain, in_tiles, is_tiled
+from kernels.cpu.likeliest import likeliest
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
-from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
+from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul, store_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -42,6 +43,36 @@ def test_rms_norm_equals_its_reference(dtype: torch.dtype, width: int) -> None:
     expected = rms_norm(h.double(), weight.double(), 1e-5)
     _close(y, expected)
     assert torch.equal(rms_norm(x[3:4], weight, 1e-5, residual[3:4])[0], y[3:4])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 1), (7, 345), (180, 768)])
+def test_store_rows_puts_each_row_at_its_place_and_touches_no_other(
+    dtype: torch.dtype, num_rows: int, width: int
+) -> None:
+    rows, target, places = (
+        torch.randn(num_rows, width).to(dtype),
+        torch.randn(400, width).to(dtype),
+        torch.randperm(400),
+    )
+    expected = target.clone()
+    expected[places[:num_rows]] = rows
+    store_rows(rows, target, places[:num_rows])
+    assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("is_named", [False, True], ids=["plain", "named"])
+def test_the_likeliest_token_is_the_first_of_the_highest_that_are_numbers(dtype: torch.dtype, is_named: bool) -> None:
+    logits, table, tokens = torch.randn(9, 1001).to(dtype), torch.randn(3000, 40).to(dtype), torch.empty(9).long()
+    logits[1] = 2.0
+    logits[2, 70:80], logits[3, :500], logits[4] = 9.0, torch.nan, torch.nan
+    names = torch.randperm(3000)[:1001] if is_named else None
+    rows = likeliest(logits, names, table, tokens)
+    best = logits.float().nan_to_num(-torch.inf).argmax(-1)
+    best[1], best[2], best[4] = 0, 70, 0
+    assert torch.equal(tokens, best if names is None else names[best])
+    assert torch.equal(rows, table[tokens])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -24,6 +24,7 @@ def test_gpu_kernels_compile_for_sm_90_without_spills() -> None:
         "rope",
         "silu_mul",
         "store_kv",
+        "store_codes",
         "attention",
         "merge",
         "copy_blocks",

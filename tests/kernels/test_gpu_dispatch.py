@@ -16,12 +16,13 @@ from kernels.paged_attention import paged_attention, plan_attention
 from kernels.sampling import sample
 
 ON_GPU = SimpleNamespace(is_cuda=True, is_pinned=lambda: False)
+CACHE = SimpleNamespace(dtype=torch.bfloat16)
 PINNED = SimpleNamespace(is_cuda=False, is_pinned=lambda: True)
 CALLS = {
     "rms_norm": (rms_norm, (ON_GPU, "weight", 1e-5, "residual"), {}),
     "rope": (apply_rope, (ON_GPU, "k", "cos", "sin"), {}),
     "silu_mul": (silu_mul, (ON_GPU,), {}),
-    "kv_store": (store_kv, (ON_GPU, "v", "k_cache", "v_cache", "slots"), {}),
+    "kv_store": (store_kv, (ON_GPU, "v", CACHE, CACHE, "slots"), {}),
     "block_copy": (swap_blocks, (ON_GPU, PINNED, [(0, 1)]), {}),
     "paged_attention": (
         paged_attention,

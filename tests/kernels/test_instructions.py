@@ -18,6 +18,7 @@ x, weight = torch.ones(3, 64).bfloat16(), torch.ones(70, 64).bfloat16()
 matrix = pack(weight)
 assert (row_linear(x, matrix) == 64).all()
 print(type(matrix).__name__, instructions.has_avx512(), instructions.has_dot(), amx.has_amx())
+print(instructions.byte_dots() >= instructions.ByteDots.VNNI_256)
 """
 
 
@@ -38,6 +39,6 @@ def test_a_process_computes_with_no_more_than_it_was_told(said: str) -> None:
     told = subprocess.run(
         [sys.executable, "-c", FOUND], env={**os.environ, OPTION: said}, capture_output=True, text=True, check=True
     )
-    matrix, has_avx512, has_dot, has_amx = told.stdout.split()
-    assert (matrix, has_dot, has_amx) == ("VectorMatrix", "False", "False")
+    matrix, has_avx512, has_dot, has_amx, has_vnni = told.stdout.split()
+    assert (matrix, has_dot, has_amx, has_vnni) == ("VectorMatrix", "False", "False", "False")
     assert said == "vectors" or has_avx512 == "False"

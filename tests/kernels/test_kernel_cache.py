@@ -6,8 +6,10 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +66,8 @@ def test_bits_depend_neither_on_the_cache_nor_on_what_was_compiled_before(tmp_pa
     """Compiled and kept; loaded, but for one file that was cut short; compiled in another order without a cache."""
     compiled, said = _run(tmp_path / "cache", "norm", "attention", "silu")
     assert said == []
-    files = {file.name.partition(".")[0]: file for file in (tmp_path / "cache").iterdir()}
+    [kept] = (tmp_path / "cache").iterdir()
+    files = {file.name.partition(".")[0]: file for file in kept.iterdir()}
     assert set(files) == {"paged_attention", "rms_norm", "silu_mul"}
 
     whole = files["rms_norm"].read_bytes()
@@ -83,10 +86,13 @@ def test_bits_depend_neither_on_the_cache_nor_on_what_was_compiled_before(tmp_pa
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    kernel_cache._cache_folder.cache_clear()
+    kernel_cache.cache_folder.cache_clear()
     kernel_cache._told.clear()
-    yield tmp_path / "kernels"
-    kernel_cache._cache_folder.cache_clear()
+    folder = kernel_cache.cache_folder()
+    assert folder is not None
+    assert folder.parent == tmp_path / "kernels"
+    yield folder
+    kernel_cache.cache_folder.cache_clear()
 
 
 def _compile() -> ParallelRegion:
@@ -145,6 +151,39 @@ def test_processes_that_start_together_compile_each_kernel_once(tmp_path: Path) 
     said = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
     assert b"".join(said).split() == [b"compiled"] * 2
+
+
+@pytest.mark.parametrize("changed", ["cpu/sums.py", "kv_codes.py"])
+def test_an_update_of_a_called_function_or_a_constant_finds_no_kernel_of_before(
+    changed: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "kernels of an update"
+    shutil.copytree(Path(kernel_cache.__file__).parents[1], sources, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernel_cache, "_SOURCE", sources / "cpu")
+    kernel_cache.cache_folder.cache_clear()
+    assert kernel_cache.cache_folder() == folder, "of the same sources, wherever they lie"
+    with (sources / changed).open("a") as file:
+        file.write("# changed\n")
+    kernel_cache.cache_folder.cache_clear()
+    found = kernel_cache.cache_folder()
+    assert found is not None
+    assert found != folder
+    assert found.parent == folder.parent
+
+
+def test_folders_of_other_versions_are_removed_once_nobody_used_them_for_a_while(folder: Path) -> None:
+    now = time.time()
+    ages = {"kernels-new": 60.0, **{f"kernels-{i}": 5_000.0 + i for i in range(6)}, "compiled-0": 9e5, "mine": 9e5}
+    for name, age in ages.items():
+        (folder.parent / name).mkdir()
+        os.utime(folder.parent / name, (now - age, now - age))
+    before = folder.parent / "rms_norm._body-0123.kernel"
+    before.touch()
+    os.utime(before, (now - 9e5, now - 9e5))
+    kernel_cache.cache_folder.cache_clear()
+    assert kernel_cache.cache_folder() == folder
+    left = {path.name for path in folder.parent.iterdir()}
+    assert left == {folder.name, "mine", "kernels-new", "kernels-0", "kernels-1", "kernels-2"}
 
 
 def test_without_a_home_the_other_folders_are_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from numba import carray
 
 from kernels.cpu import kernel_cache, parallel_region
 from kernels.cpu.dtypes import INT64
+from kernels.cpu.likeliest import likeliest
 from kernels.cpu.parallel_region import KernelError, ParallelRegion
 from kernels.cpu.peak import multiply_in_cache
 from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import AT_TASK, Recording
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
+from kernels.experts import mix_experts, together
+from kernels.kv_codes import KvCacheDtype, kv_format
 from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
 from kernels.linear import pack, pack_blocks, row_linear
 from kernels.paged_attention import paged_attention
@@ -98,18 +101,20 @@ def test_a_body_that_never_entered_is_an_error() -> None:
         ParallelRegion(_forget_to_enter).launch(1, FailingTask(0, 0, np.zeros(1, dtype=np.int64)))
 
 
-def _attention(dtype: torch.dtype, width: int, heads: int, kv_heads: int) -> None:
+def _attention(dtype: torch.dtype, width: int, heads: int, kv_heads: int, kind: KvCacheDtype = "auto") -> None:
+    stored, row = kv_format(kind, dtype, width)
     lens, counts = [1, 15, 300, 90], [1, 1, 200, 90]
     tables = torch.arange(4 * 19, dtype=torch.int32).view(4, 19)
-    caches = torch.randn(2, 76, 16, kv_heads, width).to(dtype)
+    caches = torch.randn(2, 76, 16, kv_heads, row).to(stored)
     starts = torch.tensor([0, *np.cumsum(counts).tolist()], dtype=torch.int32)
     q = torch.randn(sum(counts), heads, width).to(dtype)
     paged_attention(q, *caches, tables, torch.tensor(lens, dtype=torch.int32), starts, scale=0.1)
 
 
-def _rope(dtype: torch.dtype, width: int) -> None:
+def _rope(dtype: torch.dtype, width: int, kind: KvCacheDtype = "auto") -> None:
+    stored, row = kv_format(kind, dtype, width)
     cos, sin = full_tables(torch.rand(40, width // 2))
-    caches = torch.zeros(2, 4, 16, 2, width, dtype=dtype)
+    caches = torch.zeros(2, 4, 16, 2, row, dtype=stored)
     rope_store(torch.randn(40, 8 * width).to(dtype), cos, sin, *caches, torch.arange(40), eps=1e-5)
 
 
@@ -125,10 +130,21 @@ def _product(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         row_linear(torch.randn(rows, shape[1]).to(dtype), weight)
 
 
-def _block_product(dtype: torch.dtype, kind: Literal["int8", "int4"]) -> None:
+def _block_product(dtype: torch.dtype, kind: Literal["int8", "int4", "w8a8"]) -> None:
     weight = pack_blocks(torch.randn(130, 160).to(dtype), dtype, kind)
     for rows in (0, 1, 3, 5, 16, 33, 600):
         row_linear(torch.randn(rows, 160).to(dtype), weight)
+
+
+def _experts(dtype: torch.dtype, kind: Literal["int8", "int4", "w8a8"] | None = None) -> None:
+    torch.manual_seed(1)
+    gate_up, down = (
+        together([pack_blocks(torch.randn(shape).to(dtype), dtype, kind, is_gated=is_gated) for _ in range(7)])
+        for shape, is_gated in (((2 * 96, 160), True), ((160, 96), False))
+    )
+    for rows in (1, 3, 90):
+        x, scores = torch.randn(rows, 160).to(dtype), torch.randn(rows, 7).to(dtype)
+        mix_experts(x, scores, gate_up, down, per_token=3, renormalise=True)
 
 
 def _norm(dtype: torch.dtype) -> None:
@@ -141,9 +157,17 @@ CALLS: dict[str, Callable[[torch.dtype], object]] = {
     "rms_norm": _norm,
     "silu_mul": lambda dtype: silu_mul(torch.ones(9, 66).to(dtype)),
     "rope_store": lambda dtype: [_rope(dtype, width) for width in (6, 64)],
+    "rope_store of codes": lambda dtype: [_rope(dtype, width, kind) for width in (6, 64) for kind in ("int8", "fp8")],
     "products": lambda dtype: [_product(dtype, shape) for shape in ((70, 96), (130, 33), (64, 2048))],
-    "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in ("int8", "int4")],
+    "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in ("int8", "int4", "w8a8")],
+    "experts": lambda dtype: [_experts(dtype, kind) for kind in (None, "int8", "int4", "w8a8")],
     "attention": lambda dtype: [_attention(dtype, *shape) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1))],
+    "attention of codes": lambda dtype: [
+        _attention(dtype, *shape, kind) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1)) for kind in ("int8", "fp8")
+    ],
+    "likeliest": lambda dtype: likeliest(
+        torch.randn(5, 90).to(dtype), None, torch.randn(90, 33).to(dtype), torch.empty(5, dtype=torch.int64)
+    ),
     "draws": lambda dtype: _draws(),
     "peak": lambda dtype: multiply_in_cache(dtype, chunks=3, rounds=2),
 }
@@ -195,7 +219,7 @@ def test_compiled_kernels_have_no_allocator_in_them(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patch:
             for call in CALLS.values():
                 call(take_path(path, patch))
-    folder = kernel_cache._cache_folder()
+    folder = kernel_cache.cache_folder()
     assert folder is not None
     files = [Path(path) for path in folder.glob("*.kernel")]
     assert len(files) >= 8

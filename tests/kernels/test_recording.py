@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kernels.block_weight import quantised
 from kernels.cpu import instructions
+from kernels.cpu.byte_matrix import ByteMatrix
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recorder import Arena, Recorder, RecordingError, computing_constants
@@ -46,15 +48,24 @@ def _chain(x: torch.Tensor, matrix: PanelMatrix, arena: Arena | None = None) -> 
     return x
 
 
+def _bytes(weight: torch.Tensor) -> ByteMatrix:
+    return ByteMatrix(quantised(weight, "w8a8"), weight.dtype)
+
+
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [(VectorMatrix, torch.float32), (VectorMatrix, torch.bfloat16), (PairMatrix, torch.bfloat16)],
-    ids=["float32", "bfloat16 widened", "bfloat16 in pairs"],
+    [
+        (VectorMatrix, torch.float32),
+        (VectorMatrix, torch.bfloat16),
+        (PairMatrix, torch.bfloat16),
+        (_bytes, torch.bfloat16),
+    ],
+    ids=["float32", "bfloat16 widened", "bfloat16 in pairs", "bytes"],
 )
 def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(
-    rows: int, kind: type[PanelMatrix], dtype: torch.dtype
+    rows: int, kind: Callable[[torch.Tensor], PanelMatrix], dtype: torch.dtype
 ) -> None:
     if kind is PairMatrix and not instructions.has_dot():
         pytest.skip("this CPU multiplies no pairs")

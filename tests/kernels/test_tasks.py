@@ -11,7 +11,19 @@ import pytest
 import torch
 from numba import carray, cfunc, types
 
-from kernels.cpu import paged_attention, panel_matrix, peak, recording, rms_norm, rope_store, sampling, silu_mul
+from kernels.cpu import (
+    byte_rows,
+    expert_matrices,
+    likeliest,
+    paged_attention,
+    panel_matrix,
+    peak,
+    recording,
+    rms_norm,
+    rope_store,
+    sampling,
+    silu_mul,
+)
 from kernels.cpu.dtypes import FLOAT32, FLOAT64
 from kernels.cpu.task import encode, field, float32_field, offsets_of, pointer
 
@@ -21,7 +33,12 @@ LAYOUTS = [
     silu_mul.SiluMulTask,
     rope_store.RopeStoreTask,
     panel_matrix.ProductTask,
+    expert_matrices.ChooseTask,
+    expert_matrices.DealTask,
+    expert_matrices.AddUpTask,
+    byte_rows.RoundRowsTask,
     paged_attention.AttentionTask,
+    likeliest.LikeliestTask,
     sampling.DrawTask,
     peak.PeakTask,
     paged_attention.PlanDescriptor,
