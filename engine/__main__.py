@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.compile_arguments import add_compile_arguments
 from engine.config import BadConfigError, add_serve_arguments, config_from_args, read_token
 from engine.quality_command import add_quality_arguments
 
@@ -69,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_quality_arguments(quality)
     quality.set_defaults(run=_quality)
+    compile_parser = commands.add_parser(
+        "compile",
+        help="compile the CPU's kernels for this machine, once; else a node's first start does",
+    )
+    add_compile_arguments(compile_parser)
+    compile_parser.set_defaults(run=_compile)
     commands.add_parser("core", help="the engine core process; started by serve")
     commands.add_parser("grammar-helper", help="compiles clients' grammars in processes of their own; started by serve")
     return parser
@@ -161,6 +168,14 @@ def _quality(args: argparse.Namespace) -> int:
         return quality(args)
     except (BadConfigError, BadModelError, BadTokenizerError) as exc:
         return _say(exc, EXIT_BAD_INPUT)
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from engine.core.compile_command import compile_kernels
+    from engine.log import configure_logging
+
+    configure_logging(level="WARNING")
+    return compile_kernels(args)
 
 
 def _say(error: Exception, code: int) -> int:

@@ -47,18 +47,22 @@ class NodeConfig:
     drain_timeout_s: float = 30.0
     runner: Literal["torch", "fake"] = "torch"
     dtype: str = "auto"
-    quantization: Literal["int8", "int4"] | None = None
+    quantization: Literal["int8", "int4", "w8a8"] | None = None
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     num_threads: int | None = None
     max_model_len: int | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
+    task: Literal["generate", "embed", "classify"] | None = None  # None: what the architecture is for
+    pooling_type: Literal["last", "mean"] | None = None  # None: as the directory says
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
+    memory_utilization: float | None = None
     swap_space_gib: float = 0.0  # of host memory, for the KV of preempted requests; 0: it is computed again
     prefix_caching: bool = True
     chunked_prefill: bool = True
     prefill_chunk_tokens: int = 512
-    speculation: Literal["off", "ngram", "draft"] = "off"
+    speculation: Literal["off", "ngram", "draft", "medusa", "eagle3"] = "off"
     draft_model_dir: Path | None = None
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 2
@@ -106,8 +110,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--quantization",
-        choices=("int8", "int4"),
-        help="round the matrices to so many bits at load, on a CPU; default: as stored (a GGUF file's blocks stay so)",
+        choices=("int8", "int4", "w8a8"),
+        help="round the matrices to so many bits at load, on a CPU, with w8a8 what they are multiplied with as well; "
+        "default: as stored (a GGUF file's blocks stay so)",
     )
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
@@ -128,8 +133,28 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: defaults for sampling and ends of text from DIR's generation_config.json; vllm: not from there",
     )
 
+    model.add_argument(
+        "--task",
+        choices=("generate", "embed", "classify"),
+        help="embed: answer with vectors, whatever the model is made for; classify: with the scores of its head; "
+        "default: what the architecture is for",
+    )
+    model.add_argument(
+        "--pooling-type",
+        type=str.lower,
+        choices=("last", "mean"),
+        help="with embed: whose hidden states become the vector; default: as DIR says, else the last token's",
+    )
+
     cache = parser.add_argument_group("KV cache")
     cache.add_argument("--block-size", metavar="TOKENS", type=int, default=16, help="tokens in a block (%(default)s)")
+    cache.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", "int8", "fp8"),
+        help="keys and values in eight bits, whole numbers or E4M3, with a scale for each token and head: twice the "
+        "tokens in the same memory; auto: as --dtype",
+    )
     cache.add_argument(
         *("--kv-cache-memory", "--kv-cache-memory-bytes"),
         dest="kv_cache_memory_bytes",
@@ -137,6 +162,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         help="memory that KV blocks may come to: bytes, or like 512MiB, 2GiB; default: an eighth of what is free on a "
         "CPU, nine tenths on a GPU, and no more than all requests can use",
+    )
+    cache.add_argument(
+        "--gpu-memory-utilization",
+        metavar="SHARE",
+        type=float,
+        help="of a GPU's memory, or without one of the machine's or container's, that this node and all others may use "
+        "together, weights and KV blocks (0 to 1); --kv-cache-memory wins",
     )
     cache.add_argument(
         *("--num-kv-blocks", "--num-gpu-blocks-override"),
@@ -188,12 +220,15 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "--speculation",
         default="off",
-        choices=("off", "ngram", "draft"),
+        choices=("off", "ngram", "draft", "medusa", "eagle3"),
         help="ngram: what followed the last tokens earlier in prompt or answer is proposed and verified; draft: what a "
-        "small model says (%(default)s)",
+        "small model says; medusa, eagle3: what heads, or an EAGLE-3 layer, trained on this model say (%(default)s)",
     )
     ahead.add_argument(
-        "--draft-model", metavar="DIR", help="the small model: same tokenizer, the same layout as --model"
+        "--draft-model",
+        metavar="DIR",
+        help="what proposes: a small model with the same tokenizer, in the same layout as --model; Medusa heads; or an "
+        "EAGLE-3 drafter",
     )
     ahead.add_argument(
         "--num-speculative-tokens",
@@ -311,6 +346,9 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and not lowest <= value < math.inf:
             raise BadConfigError(f"{option} {value}: must be at least {lowest}")
+    share = args.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise BadConfigError(f"--gpu-memory-utilization {share}: must be above 0, and 1 at most")
     if not 0 <= args.port <= 65535:
         raise BadConfigError(f"--port {args.port}: must be 0 to 65535")
     for option in ("node_name", "pool", "zone", "revision"):
@@ -319,8 +357,8 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
             raise BadConfigError(
                 f"--{option.replace('_', '-')} {value!r}: letters, digits, '.', '_' and '-' only, at most 63"
             )
-    if (args.speculation == "draft") != (args.draft_model is not None):
-        raise BadConfigError("--speculation draft and --draft-model DIR: one needs the other")
+    if (args.speculation not in ("off", "ngram")) != (args.draft_model is not None):
+        raise BadConfigError("--speculation draft, medusa or eagle3, and --draft-model DIR: one needs the other")
     if args.draft_model is not None and not Path(args.draft_model).is_dir():
         raise BadConfigError(f"--draft-model {args.draft_model}: no such directory")
     if args.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
@@ -348,12 +386,16 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         runner=args.runner,
         dtype=args.dtype,
         quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
         num_threads=args.num_threads,
         max_model_len=args.max_model_len,
         generation_config=args.generation_config,
+        task=args.task,
+        pooling_type=args.pooling_type,
         block_size=args.block_size,
         num_kv_blocks=args.num_kv_blocks,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        memory_utilization=share,
         swap_space_gib=args.swap_space,
         prefix_caching=args.enable_prefix_caching,
         chunked_prefill=args.enable_chunked_prefill,

@@ -16,7 +16,10 @@ MAX_TOKENS = 4096
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `quality`."""
     parser.add_argument("model", metavar="DIR", help="directory or GGUF file that would be served")
-    parser.add_argument("--quantization", choices=("int8", "int4"), help="as it would be served with")
+    parser.add_argument("--quantization", choices=("int8", "int4", "w8a8"), help="as it would be served with")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=("auto", "int8", "fp8"), help="as it would be served with"
+    )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="as `serve` has it")
     parser.add_argument("--reference", metavar="DIR", help="what it is compared with; default: DIR, not quantised")
     parser.add_argument("--text", metavar="FILE", help="that both read; default: some pages of our own")
@@ -30,10 +33,10 @@ def quality(args: argparse.Namespace) -> int:
     from engine.model.quality import Candidate, QualityLimits, compare
 
     own = Path(args.model)
-    if args.reference is None and args.quantization is None:
-        raise BadConfigError("nothing to compare: give --quantization, or --reference")
+    if args.reference is None and args.quantization is None and args.kv_cache_dtype == "auto":
+        raise BadConfigError("nothing to compare: give --quantization, --kv-cache-dtype or --reference")
     found = compare(
-        Candidate(own, args.dtype, args.quantization),
+        Candidate(own, args.dtype, args.quantization, args.kv_cache_dtype),
         Candidate(own if args.reference is None else Path(args.reference), args.dtype),
         _text(args.text),
         max_tokens=args.max_tokens,

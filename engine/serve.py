@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ def serve(config: NodeConfig) -> None:
         _check_golden(config.golden_file)
     tokenizer = load_tokenizer(config.model_dir)
     facts = read_model_facts(config, tokenizer)
+    config = replace(config, num_speculative_tokens=facts.num_speculative_tokens)
     core_config = core_config_of(config, facts)
     metrics = NodeMetrics(
         model_name=config.model_name,
@@ -131,10 +133,12 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         runner=config.runner,
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,
         kv_cache_bytes=config.kv_cache_memory_bytes,
+        memory_utilization=config.memory_utilization,
         swap_space_bytes=int(config.swap_space_gib * 2**30),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -164,7 +168,9 @@ def _warn_of_exposure(config: NodeConfig) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends what is written at once (TCP_NODELAY) only on sockets that name their protocol; else a token would
+    # wait for the client's word on the one before.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -273,6 +279,7 @@ async def _announce(node: ServingNode, url: str) -> None:
         model=node.config.model_name,
         device=ready.device,
         dtype=ready.dtype,
+        kv_cache_dtype=ready.kv_cache_dtype,
         kv_capacity_tokens=capacity,
         kv_cache_bytes=ready.kv_cache_bytes,
         max_model_len=ready.max_model_len,

@@ -38,6 +38,8 @@ def what_limits(config: NodeConfig, ready: CoreReady) -> str:
         told = "--num-kv-blocks"
     elif config.kv_cache_memory_bytes is not None:
         told = "--kv-cache-memory"
+    elif config.memory_utilization is not None and config.runner != "fake":
+        told = f"--gpu-memory-utilization {config.memory_utilization:g}"
     else:
         told = "the simulated device's memory" if config.runner == "fake" else f"free memory for {ready.device}"
     if capacity < ready.max_model_len:
@@ -48,8 +50,9 @@ def what_limits(config: NodeConfig, ready: CoreReady) -> str:
 
 
 def is_told(config: NodeConfig) -> bool:
-    """Whether the size of the KV cache was, in blocks or in bytes."""
-    return config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None
+    """Whether the size of the KV cache was, in blocks, in bytes or as a share."""
+    told = (config.num_kv_blocks, config.kv_cache_memory_bytes, config.memory_utilization)
+    return any(one is not None for one in told)
 
 
 def start_lines(config: NodeConfig, ready: CoreReady, url: str) -> str:

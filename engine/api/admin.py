@@ -19,10 +19,12 @@ from engine.api.arrival import admitting, arrival_of, arriving
 from engine.api.body import check_token, parse_body, parse_query, read_body
 from engine.api.constrain import check_continued
 from engine.api.continuation import Continuation
+from engine.api.deadline import deadline_of
+from engine.api.entry import accepts_handoff, lines_of
 from engine.api.errors import ApiError, from_refusal
 from engine.api.handoff import HandoffState, handoff_version, read_handoff, write_handoff
-from engine.api.openai import accepts_handoff, deadline_of
 from engine.api.respond import GenerationResponse
+from engine.api.responses_routes import ResponsesResponse
 from engine.api.schema import AbortBody, DrainBody, DrainQuery, ExportBody, FaultsBody, LimitsBody, SleepQuery
 from engine.node.admission import Admission
 from engine.node.choice import ReplayError
@@ -84,6 +86,7 @@ class AdminRoutes:
             Route("/admin/sleep", self.sleep, methods=["GET", "POST"]),
             Route("/admin/wake_up", self.wake_up, methods=["POST"]),
             Route("/admin/requests", self.list_requests, methods=["GET"]),
+            Route("/admin/kv", self.kv_blocks, methods=["GET"]),
             Route("/admin/abort", self.abort, methods=["POST"]),
             Route("/admin/export", self.export, methods=["POST"]),
             Route("/admin/limits", self.limits, methods=["GET", "POST"]),
@@ -149,6 +152,23 @@ class AdminRoutes:
             answer["kv_blocks_unknown"] = "the core did not answer in time"
         return JSONResponse(answer)
 
+    async def kv_blocks(self, request: Request) -> Response:
+        """What the KV cache is used for."""
+        check_token(request)
+        told = await self._core.block_use(BLOCKS_WITHIN_S)
+        if told is None:
+            raise ApiError(503, "the core did not answer in time", code="core_silent")
+        return JSONResponse(
+            {
+                "block_size": told.block_size,
+                "num_blocks": told.num_blocks,
+                "num_held": told.num_held,
+                "num_shared": told.num_shared,
+                "num_kept": told.num_kept,
+                "num_kept_reused": told.num_kept_reused,
+            }
+        )
+
     async def abort(self, request: Request) -> Response:
         """Ends requests with an error event; null ends all. Ids that are not in flight are named, not an error."""
         check_token(request)
@@ -167,7 +187,7 @@ class AdminRoutes:
         exported = []
         for inflight in [f for f in self._requests.held if f.outcome is None]:
             names = wanted & inflight.names
-            if not names:
+            if not names or inflight.request.kind not in ("chat", "completion"):
                 continue
             found |= names
             exported.append(write_handoff(inflight, now))
@@ -214,14 +234,13 @@ class AdminRoutes:
         arrival = arrival_of(request, None, is_continued=True)
         with admitting(self._admission, arrival):
             async with arriving(self._admission, arrival):
-                inflight = await self._continued(request, arrival)
-        return GenerationResponse(self._requests, self._model.tokenizer, inflight)
+                return await self._continued(request, arrival)
 
-    async def _continued(self, request: Request, arrival: Arrival) -> InflightRequest:
+    async def _continued(self, request: Request, arrival: Arrival) -> GenerationResponse:
         body = await read_body(request, extra_bytes=MAX_PROGRESS_BYTES)
         try:
             if handoff_version(body) == continuation.VERSION:
-                return await self._continue_stream(request, continuation.read_continuation(body), arrival)
+                return await self._take_continuation(request, continuation.read_continuation(body), arrival)
             return await self._take_handoff(request, read_handoff(body, self._model), arrival)
         except RefusedError as exc:
             raise from_refusal(exc) from exc
@@ -230,30 +249,37 @@ class AdminRoutes:
         except ReplayError as exc:
             raise ApiError(409, f"can't be continued here: {exc}", code="replay_differs") from exc
 
-    async def _take_handoff(self, request: Request, state: HandoffState, arrival: Arrival) -> InflightRequest:
+    async def _take_handoff(self, request: Request, state: HandoffState, arrival: Arrival) -> GenerationResponse:
         arrival = replace(arrival, kind=state.request.kind, request_id=state.request.request_id)
         await check_continued(self._model, state.request.sampling.grammar, arrival.client)
-        return self._admission.admit(
+        lines = lines_of(request, state.request)
+        inflight = self._admission.admit(
             state.request,
             arrival=arrival,
-            accepts_handoff=accepts_handoff(request),
+            accepts_handoff=accepts_handoff(request, state.request, lines),
             progress=state.choices,
-            lines=continuation.progress_lines(request) if state.request.stream else None,
+            lines=lines,
             elapsed_before_s=state.elapsed_s,
         )
+        return GenerationResponse(self._requests, self._model.tokenizer, inflight)
 
-    async def _continue_stream(self, request: Request, found: Continuation, arrival: Arrival) -> InflightRequest:
+    async def _take_continuation(self, request: Request, found: Continuation, arrival: Arrival) -> GenerationResponse:
         arrival = replace(arrival, kind=found.kind, request_id=found.request_id)
         self._admission.check(request_id=arrival.request_id)  # before the work of tokenising
         wanted, covered = await continuation.prepare_continuation(self._model, found, arrival, deadline_of(request))
-        return self._admission.admit(
+        lines = lines_of(request, wanted)
+        inflight = self._admission.admit(
             wanted,
             arrival=arrival,
-            accepts_handoff=accepts_handoff(request),
+            accepts_handoff=accepts_handoff(request, wanted, lines),
             progress=covered,
-            lines=continuation.progress_lines(request),
+            lines=lines,
             elapsed_before_s=found.elapsed_s,
         )
+        if found.kind == "response":
+            tokenizer = self._model.tokenizer
+            return ResponsesResponse(self._requests, tokenizer, inflight, found.response_body, found.progress)
+        return GenerationResponse(self._requests, self._model.tokenizer, inflight)
 
 
 async def _parse(request: Request, schema: type[B]) -> B:

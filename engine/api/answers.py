@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "repetition"]
 
 
 class AnswerBody(BaseModel):
@@ -70,6 +70,7 @@ class CompletionChoice(AnswerBody):
     index: Count
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | None = None  # left out unless asked for
     finish_reason: Finish
     stop_reason: str | int | None
 
@@ -83,6 +84,17 @@ class Completion(AnswerBody):
     model: str
     choices: Annotated[list[CompletionChoice], Field(min_length=1)]
     usage: Usage
+
+
+class PromptLogprob(AnswerBody):
+    """A token at a place of the prompt; `rank` 1 is the most likely there."""
+
+    logprob: float
+    rank: Count | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id; null for the first token
 
 
 class ChatLogprob(AnswerBody):
@@ -147,6 +159,85 @@ class ChatCompletion(AnswerBody):
     model: str
     choices: Annotated[list[ChatChoice], Field(min_length=1)]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None  # left out unless asked for
+
+
+class ResponseUsage(AnswerBody):
+    """Tokens of a response."""
+
+    input_tokens: Count
+    input_tokens_details: dict[str, Count]
+    output_tokens: Count
+    output_tokens_details: dict[str, Count]
+    total_tokens: Count
+
+
+class ResponseAnswer(AnswerBody):
+    """OpenAI's response object."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
+class EmbeddingEntry(AnswerBody):
+    """One input's vector; as text it is base64 of little-endian float32."""
+
+    index: Count
+    object: Literal["embedding"]
+    embedding: list[float] | str
+
+
+class Embeddings(AnswerBody):
+    """Vectors in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[EmbeddingEntry]
+    usage: Usage
+
+
+class ScoreEntry(AnswerBody):
+    """How well a pair goes together."""
+
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class Scores(AnswerBody):
+    """Scores in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreEntry]
+    usage: Usage
+
+
+class RankedDocument(AnswerBody):
+    """A document by its place in the request."""
+
+    index: Count
+    document: dict[str, str]
+    relevance_score: float
+
+
+class Ranking(AnswerBody):
+    """The best documents first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[RankedDocument]
 
 
 class HandoffAnswer(AnswerBody):
@@ -216,6 +307,12 @@ class DeepHealth(Readiness):
     golden: dict[str, Any]
 
 
+class Version(AnswerBody):
+    """Of the engine."""
+
+    version: str
+
+
 class Info(AnswerBody):
     """What this node is, and its limits in force."""
 
@@ -231,6 +328,8 @@ class Info(AnswerBody):
     limits: dict[str, int | None]
     sampling_defaults: dict[str, float | None]
     speculation: dict[str, Any] | None
+    task: Literal["generate", "embed", "classify"]
+    pooling: dict[str, Any] | None
     faults_enabled: bool
 
 
@@ -271,7 +370,7 @@ class HeldRequest(AnswerBody):
 
     request_id: str
     id: str
-    kind: Literal["chat", "completion"]
+    kind: Literal["chat", "completion", "response", "embedding", "score"]
     state: Literal["waiting", "running", "moving", "ending"]
     stream: bool
     choices: Count
@@ -289,6 +388,18 @@ class HeldRequests(AnswerBody):
     requests: list[HeldRequest]
     arriving: list[str]
     kv_blocks_unknown: str | None = None  # why they are null; left out when they are not
+
+
+class KvBlocks(AnswerBody):
+    """What the KV cache is used for: blocks held by requests, of those by several; kept by none for prompts that begin
+    the same, of those found again before. What is neither held nor kept is blank."""
+
+    block_size: Count
+    num_blocks: Count
+    num_held: Count
+    num_shared: Count
+    num_kept: Count
+    num_kept_reused: Count
 
 
 class Aborted(AnswerBody):

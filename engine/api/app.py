@@ -13,9 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.api import openapi
 from engine.api.admin import AdminRoutes
+from engine.api.entry import Entry
 from engine.api.errors import ApiError, error_response
 from engine.api.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from engine.api.openai import OpenAIRoutes
+from engine.api.pooling_routes import PoolingRoutes
+from engine.api.responses_routes import ResponsesRoutes
 from engine.api.status import StatusRoutes
 from engine.node.node import ServingNode
 from engine.protocol.request_id import usable_request_id
@@ -25,9 +28,8 @@ log = structlog.get_logger()
 
 def build_app(node: ServingNode) -> Starlette:
     """The application of one node; each group of routes is given the parts that it works with."""
-    openai = OpenAIRoutes(
-        model=node.model, admission=node.admission, requests=node.requests, started_at=node.started_at
-    )
+    entry = Entry(node.model, node.admission, node.requests)
+    openai = OpenAIRoutes(entry, started_at=node.started_at)
     admin = AdminRoutes(
         model=node.model,
         core=node.core,
@@ -39,7 +41,8 @@ def build_app(node: ServingNode) -> Starlette:
         limits=node.limits,
         faults=node.faults if node.config.enable_faults else None,
     )
-    routes = [*openai.routes(), *StatusRoutes(node).routes(), *admin.routes(), *openapi.routes()]
+    groups = (openai, ResponsesRoutes(entry), PoolingRoutes(entry), StatusRoutes(node), admin, openapi)
+    routes = [route for group in groups for route in group.routes()]
     app = Starlette(
         routes=routes,
         middleware=[
@@ -63,12 +66,14 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = usable_request_id(Headers(scope=scope).get("X-Request-Id"))
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = usable_request_id(Headers(scope=scope).get("X-Request-Id"))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).setdefault("X-Request-Id", request_id)
+                MutableHeaders(scope=message).setdefault(
+                    "X-Request-Id", state["request_id"]
+                )  # the body may name another
             await send(message)
 
         await self.app(scope, receive, send_with_id)

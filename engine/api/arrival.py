@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -58,16 +59,32 @@ def client_of(request: Request) -> str:
     return f"address {forwarded[:MAX_ADDRESS_CHARS] or own}"
 
 
+class Admitting:
+    """A request that is not held yet; its body may rename it."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+
+    def rename(self, request: Request, request_id: str | None) -> bool:
+        """Takes the id that the body gives, where no usable one came in its header; returns whether it did."""
+        if request_id is None or REQUEST_ID.fullmatch(request.headers.get("X-Request-Id", "")):
+            return False
+        request.state.request_id = request_id
+        self.arrival = replace(self.arrival, request_id=request_id)
+        return True
+
+
 @contextmanager
-def admitting(admission: Admission, arrival: Arrival) -> Iterator[None]:
+def admitting(admission: Admission, arrival: Arrival) -> Iterator[Admitting]:
     """Whatever ends a request in here, before it is held, is counted and logged once."""
+    held = Admitting(arrival)
     try:
-        yield
+        yield held
     except ApiError as exc:
-        admission.turn_away(arrival, _fate_of(exc), exc.status, exc.code)
+        admission.turn_away(held.arrival, _fate_of(exc), exc.status, exc.code)
         raise
     except Exception:
-        admission.turn_away(arrival, Fate.FAILED, 500, "internal")
+        admission.turn_away(held.arrival, Fate.FAILED, 500, "internal")
         raise
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.text_logprobs import Scored, finite, joined, shown, text_logprobs
+from engine.api.text_logprobs import Scored, TokenTexts, finite, joined, shown, text_logprobs
 from engine.api.tool_chunks import chat_delta, chat_message
 from engine.node.choice import Choice, ChoiceDelta
 from engine.node.inflight import InflightRequest
@@ -56,7 +56,7 @@ def delta_events(inflight: InflightRequest, delta: ChoiceDelta, tokenizer: Token
         if request.return_token_ids:
             entry["token_ids"] = delta.token_ids
         if progress is not None:
-            is_string = isinstance(choice.stop_reason, str)
+            is_string = choice.finish_reason == "stop" and isinstance(choice.stop_reason, str)
             parts.append(progress.line(choice.index, delta.finish_reason, is_stopped_by_string=is_string))
         parts.append(event(_chunk(inflight, [entry])))
     return b"".join(parts)
@@ -69,7 +69,7 @@ def _opening(inflight: InflightRequest, choice: Choice, tokenizer: Tokenizer) ->
         entry["delta"] = {"role": "assistant", "content": ""}
     elif request.echo_texts:
         entry["text"] = _echo(inflight, choice)
-        entry["logprobs"] = text_logprobs(_scored_prompt(choice), request.sampling.num_logprobs, 0, tokenizer)
+        entry["logprobs"] = _echoed_logprobs(inflight, choice, tokenizer)
         choice.prompt_logprobs.clear()  # they are many, and sent
     elif request.return_token_ids:
         entry["text"] = ""
@@ -85,6 +85,11 @@ def _echo(inflight: InflightRequest, choice: Choice) -> str:
     """The prompt as it is repeated before the answer."""
     texts = inflight.request.echo_texts
     return texts[choice.index // inflight.request.n] if texts else ""
+
+
+def _echoed_logprobs(inflight: InflightRequest, choice: Choice, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    shown = TokenTexts.of(inflight.request, tokenizer)
+    return text_logprobs(_scored_prompt(choice), inflight.request.sampling.num_logprobs, 0, shown)
 
 
 def _scored_prompt(choice: Choice) -> list[Scored]:
@@ -114,16 +119,47 @@ def _chunk(inflight: InflightRequest, choices: list[dict[str, Any]]) -> dict[str
 def whole_answer(inflight: InflightRequest, tokenizer: Tokenizer) -> bytes:
     """The answer to a request without `stream`."""
     request = inflight.request
-    return _encode(
-        {
-            "id": request.answer_id,
-            "object": "chat.completion" if request.kind == "chat" else "text_completion",
-            "created": request.created,
-            "model": request.model,
-            "choices": [_whole_choice(inflight, choice, tokenizer) for choice in inflight.choices],
-            "usage": usage(inflight, inflight.num_output_tokens),
-        }
-    )
+    answer: dict[str, Any] = {
+        "id": request.answer_id,
+        "object": "chat.completion" if request.kind == "chat" else "text_completion",
+        "created": request.created,
+        "model": request.model,
+        "choices": [
+            _whole_choice(inflight, choice, tokenizer) | {"index": index}
+            for index, choice in enumerate(_answered(inflight))
+        ],
+        "usage": usage(inflight, inflight.num_output_tokens),
+    }
+    if request.kind == "chat" and request.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = _prompt_logprobs(inflight.choices[0], request.prompt_logprobs, tokenizer)
+    return _encode(answer)
+
+
+def _answered(inflight: InflightRequest) -> Sequence[Choice]:
+    """All choices, or of each prompt's the best ones, the best first."""
+    request = inflight.request
+    if request.num_best is None:
+        return inflight.choices
+    best: list[Choice] = []
+    for first in range(0, len(inflight.choices), request.n):
+        drawn = inflight.choices[first : first + request.n]
+        best += sorted(drawn, key=lambda choice: -choice.mean_logprob)[: request.num_best]
+    return best
+
+
+def _prompt_logprobs(choice: Choice, num_top: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each prompt token but the first, by token id, its own and the most likely ones at its place."""
+
+    def told(token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": shown(tokenizer.piece(token_id))}
+
+    entries: list[dict[str, Any] | None] = [None]
+    for token_id, entry in zip(choice.prompt[1:], choice.prompt_logprobs, strict=False):
+        found = {str(token_id): told(token_id, entry.chosen, entry.rank)}
+        for rank, (other, logprob) in enumerate(entry.top[:num_top], start=1):
+            found.setdefault(str(other), told(other, logprob, rank))
+        entries.append(found)
+    return entries
 
 
 def _whole_choice(inflight: InflightRequest, choice: Choice, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -134,10 +170,10 @@ def _whole_choice(inflight: InflightRequest, choice: Choice, tokenizer: Tokenize
     else:
         entry["text"] = _echo(inflight, choice) + text
     entry["logprobs"] = _logprobs(inflight, choice, choice.output_token_ids, choice.logprobs, 0, tokenizer)
-    if request.sampling.num_prompt_logprobs is not None:
-        entry["logprobs"] = joined(
-            text_logprobs(_scored_prompt(choice), request.sampling.num_logprobs, 0, tokenizer), entry["logprobs"]
-        )
+    if request.kind == "completion" and request.prompt_logprobs is not None:
+        entry["prompt_logprobs"] = _prompt_logprobs(choice, request.prompt_logprobs, tokenizer)
+    if request.echo_texts and request.sampling.num_logprobs is not None and not request.hides_logprobs:
+        entry["logprobs"] = joined(_echoed_logprobs(inflight, choice, tokenizer), entry["logprobs"])
     entry["finish_reason"] = choice.shown_finish_reason
     entry["stop_reason"] = choice.stop_reason
     if request.return_token_ids:
@@ -167,17 +203,20 @@ def _logprobs(
     tokenizer: Tokenizer,
 ) -> dict[str, Any] | None:
     wanted = inflight.request.sampling.num_logprobs
-    if wanted is None or not logprobs:
+    if wanted is None or not logprobs or inflight.request.hides_logprobs:
         return None
     pairs = list(zip(token_ids, logprobs, strict=False))
+    texts = TokenTexts.of(inflight.request, tokenizer)
     if inflight.request.kind == "chat":
-        return {"content": [_chat_logprob(token_id, entry, wanted, tokenizer) for token_id, entry in pairs]}
-    return text_logprobs(pairs, wanted, len(_echo(inflight, choice)) + char_offset, tokenizer)
+        return {"content": [chat_logprob(token_id, entry, wanted, texts) for token_id, entry in pairs]}
+    return text_logprobs(pairs, wanted, len(_echo(inflight, choice)) + char_offset, texts)
 
 
-def _chat_logprob(token_id: int, entry: TokenLogprobs, wanted: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprob(token_id: int, entry: TokenLogprobs, wanted: int, texts: TokenTexts) -> dict[str, Any]:
+    """A drawn token, with the `wanted` most likely ones at its place."""
+
     def one(token: int, logprob: float) -> dict[str, Any]:
-        piece = tokenizer.piece(token)
-        return {"token": shown(piece), "logprob": finite(logprob), "bytes": list(piece)}
+        piece = texts.tokenizer.piece(token)
+        return {"token": texts.name(token), "logprob": finite(logprob), "bytes": list(piece)}
 
     return one(token_id, entry.chosen) | {"top_logprobs": [one(token, lp) for token, lp in entry.top[:wanted]]}

@@ -3,6 +3,8 @@
 The gateway has the client's body, what the first node said of it (`ResolvedRequest`) and the progress lines of all that
 it passed on. Nothing of the dead node is needed. Preparing the body again and replaying the tokens gives the state that
 the dead node had after the last event that the client got.
+
+A node hands `/v1/responses` off in this form too, whole ones as well: their object repeats the client's body.
 """
 
 from __future__ import annotations
@@ -17,12 +19,22 @@ from starlette.requests import Request
 from engine.api import prepare
 from engine.api.body import as_schema
 from engine.api.errors import ApiError
+from engine.api.prepare_responses import response_request
 from engine.api.schema import ChatBody, CompletionBody
+from engine.api.schema_responses import ResponsesBody
 from engine.config import NodeConfig
 from engine.node.generation_request import GenerationRequest, Kind
 from engine.node.request_record import Arrival
 from engine.node.served_model import ServedModel
-from engine.node.stream_progress import CoveredTokens, ProgressLines, ResolvedRequest, prompt_digest, read_progress
+from engine.node.stream_progress import (
+    CoveredTokens,
+    ProgressLines,
+    ResolvedRequest,
+    ToldEvents,
+    prompt_digest,
+    read_progress,
+    read_told_events,
+)
 from engine.protocol.request_id import REQUEST_ID
 
 VERSION: Literal[2] = 2
@@ -34,7 +46,7 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     request_id: str
-    path: Literal["/v1/completions", "/v1/chat/completions"]
+    path: Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
     request: msgspec.Raw
     resolved: ResolvedRequest
     progress: str
@@ -43,9 +55,20 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def kind(self) -> Kind:
         """Of the route that the client asked."""
-        return "completion" if self.path == "/v1/completions" else "chat"
+        return _KINDS[self.path]
+
+    @property
+    def told_events(self) -> ToldEvents:
+        """Of a stream with a line for each event. Call after `prepare_continuation`, which finds what can't be read."""
+        return read_told_events(self.progress)
+
+    @property
+    def response_body(self) -> ResponsesBody:
+        """Of a request to `/v1/responses`. Raises ApiError 400."""
+        return as_schema(bytes(self.request), ResponsesBody)
 
 
+_KINDS: dict[str, Kind] = {"/v1/completions": "completion", "/v1/chat/completions": "chat", "/v1/responses": "response"}
 _decoder = msgspec.json.Decoder(Continuation)
 
 
@@ -70,6 +93,8 @@ async def prepare_continuation(
     source = bytes(continuation.request)
     if continuation.kind == "completion":
         request = await prepare.completion_request(model, as_schema(source, CompletionBody), arrival)
+    elif continuation.kind == "response":
+        request = await response_request(model, continuation.response_body, arrival)
     else:
         request = await prepare.chat_request(model, as_schema(source, ChatBody), arrival)
     resolved = continuation.resolved
@@ -80,7 +105,7 @@ async def prepare_continuation(
     request = resolved.apply(request)
     if left_s is not None:
         request = prepare.with_deadline(request, continuation.elapsed_s + left_s)
-    if not request.stream:
+    if not request.stream and continuation.kind != "response":
         raise ApiError(400, "not a continuation: only a stream has progress", code="bad_handoff")
     try:
         covered = read_progress(continuation.progress, request.n * len(request.prompts))

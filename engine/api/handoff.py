@@ -87,6 +87,8 @@ def read_handoff(body: bytes, model: ServedModel) -> HandoffState:
 
 def _problem(state: HandoffState, vocab_size: int) -> str | None:
     request = state.request
+    if request.kind not in ("chat", "completion"):
+        return f"state.ask.kind: a {request.kind} does not go on from a hand-off"
     if (
         not 1 <= request.n <= MAX_CHOICES
         or not 1 <= len(request.prompts) <= MAX_PROMPTS

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine.api import answers, schema
+from engine.api import answers, schema, schema_pooling, schema_responses
 from engine.api.arrival import SHADOW_HEADER
 from engine.api.body import carries_token
-from engine.api.openai import DEADLINE_HEADER
+from engine.api.deadline import DEADLINE_HEADER
 from engine.api.status import package_version
 
 REF = "#/components/schemas/{model}"
@@ -76,6 +76,7 @@ _FLEET_HEADERS: dict[str, dict[str, Any]] = {
     SHADOW_HEADER: {"type": "string", "description": "It is a gateway's copy of the request of this id."},
     "X-Fleet-Handoff": {"type": "string", "description": "`accept`: this client can go on with it elsewhere."},
 }
+_HEADERS_OF_THOSE_THAT_STAY = {name: form for name, form in _FLEET_HEADERS.items() if name != "X-Fleet-Handoff"}
 _EVENT: dict[str, Any] = {
     "type": "object",
     "description": "One event: a chunk as OpenAI's, an error, a hand-off (event `fleet.handoff`), or `[DONE]`.",
@@ -104,6 +105,44 @@ OPERATIONS: tuple[Operation, ...] = (
         headers=_FLEET_HEADERS,
     ),
     Operation(
+        *("POST", "/v1/responses", "Answer a conversation, in OpenAI's newer form"),
+        {200: (answers.ResponseAnswer, STREAM)},
+        body=schema_responses.ResponsesBody,
+        errors=(*WORK_ERRORS, 409),
+        headers=_HEADERS_OF_THOSE_THAT_STAY,
+    ),
+    *(
+        Operation(method, "/v1/responses/{id}", "None is kept", {}, errors=(401, 404), in_path=("id",))
+        for method in ("GET", "DELETE")
+    ),
+    Operation(
+        *("POST", "/v1/embeddings", "Texts as vectors"),
+        {200: answers.Embeddings},
+        body=schema_pooling.EmbeddingBody,
+        errors=(*WORK_ERRORS, 409),
+        headers=_HEADERS_OF_THOSE_THAT_STAY,
+    ),
+    *(
+        Operation(
+            *("POST", path, "How well pairs of texts go together"),
+            {200: answers.Scores},
+            body=schema_pooling.ScoreBody,
+            errors=(*WORK_ERRORS, 409),
+            headers=_HEADERS_OF_THOSE_THAT_STAY,
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        Operation(
+            *("POST", path, "Documents by how well they go with a query"),
+            {200: answers.Ranking},
+            body=schema_pooling.RerankBody,
+            errors=(*WORK_ERRORS, 409),
+            headers=_HEADERS_OF_THOSE_THAT_STAY,
+        )
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+    ),
+    Operation(
         *("POST", "/tokenize", "Text or a conversation as token ids"),
         {200: answers.Tokens},
         body=schema.TokenizeBody,
@@ -122,6 +161,9 @@ OPERATIONS: tuple[Operation, ...] = (
         *("GET", "/health/deep", "Readiness with progress and the golden prompt"),
         {200: answers.DeepHealth, 503: answers.DeepHealth},
     ),
+    Operation("GET", "/ping", "As /health/ready", _READINESS),
+    Operation("POST", "/ping", "As /health/ready", _READINESS),
+    Operation("GET", "/version", "Version of the engine", {200: answers.Version}),
     Operation("GET", "/metrics", "Prometheus text", {200: (METRICS,)}),
     Operation("GET", "/info", "Name, model, limits, capacity", {200: answers.Info}),
     Operation("GET", "/openapi.json", "This document", {200: answers.AnswerBody}),
@@ -154,6 +196,12 @@ OPERATIONS: tuple[Operation, ...] = (
         is_guarded=True,
     ),
     Operation("GET", "/admin/requests", "What is in flight", {200: answers.HeldRequests}, is_guarded=True),
+    Operation(
+        *("GET", "/admin/kv", "What the KV cache is used for"),
+        {200: answers.KvBlocks},
+        errors=(503,),
+        is_guarded=True,
+    ),
     Operation(
         *("POST", "/admin/abort", "End these requests, or all"),
         {200: answers.Aborted},

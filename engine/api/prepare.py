@@ -13,7 +13,16 @@ import msgspec
 
 from engine.api.constrain import output_grammar
 from engine.api.errors import ApiError
-from engine.api.schema import MAX_ECHOED_LOGPROBS, ChatBody, CompletionBody, GenerationBody, Message, TokenizeBody
+from engine.api.schema import (
+    MAX_ECHOED_LOGPROBS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Message,
+    TokenizeBody,
+    WorkBody,
+)
+from engine.api.token_rules import bad_words, repetition, thinking
 from engine.api.tools import chat_grammar, plan_tools
 from engine.node.generation_request import MAX_SEED, GenerationRequest, Kind, seed_of
 from engine.node.refusal import TooLongError, check_fits
@@ -24,6 +33,7 @@ from engine.text.tokenizer import BadChatError
 
 LEFT_OUT_FACTOR = 4  # a template may leave out some of a history, but hardly three quarters
 PLAIN_CHARS_PER_TOKEN = 16  # a text with so many is no prose: what is longer is judged by its beginning
+TRUNCATED_CONTEXTS = 16  # what may be cut from is no longer than so many contexts: all of it is tokenised
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 T = TypeVar("T")
@@ -41,31 +51,38 @@ def check_model(model: ServedModel, name: str | None) -> str:
 async def completion_request(model: ServedModel, body: CompletionBody, arrival: Arrival) -> GenerationRequest:
     """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
     name = check_model(model, body.model)
-    texts, prompts = [], []
+    texts: list[str] = []
+    prompts: list[tuple[int, ...]] = []
     for prompt in _prompts(body):
         if isinstance(prompt, str):
-            token_ids = await _tokenise(model, prompt, add_special_tokens=body.add_special_tokens)
+            token_ids = await tokenise(
+                model, prompt, add_special_tokens=body.add_special_tokens, contexts=contexts(body)
+            )
         else:
-            token_ids = _checked_ids(model, prompt)
+            token_ids = checked_ids(model, prompt)
+        whole, token_ids = token_ids, truncated(model, body, token_ids, body.max_tokens)
         if not token_ids:
             raise ApiError(400, "prompt: must hold at least one token", param="prompt", code="invalid_value")
         # Before the next one is tokenised.
         check_fits(len(token_ids), 1 if body.max_tokens is None else body.max_tokens, model.max_sequence_tokens)
         prompts.append(token_ids)
         if body.echo:
-            echo = prompt if isinstance(prompt, str) else model.tokenizer.decode(token_ids, skip_special_tokens=True)
-            texts.append(echo)
+            if isinstance(prompt, str) and len(whole) == len(token_ids):
+                texts.append(prompt)
+                continue
+            hides = body.skip_special_tokens is not False
+            texts.append(model.tokenizer.decode(token_ids, skip_special_tokens=hides))
+    num_choices = max(_or(body.n, 1), _or(body.best_of, 1))
     max_tokens = _room(model, prompts, DEFAULT_COMPLETION_TOKENS) if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo", param="max_tokens", code="invalid_value")
     if body.echo and body.logprobs is not None:
-        asked = sum(map(len, prompts)) * _or(body.n, 1) * (body.logprobs + 1)
-        if asked > MAX_ECHOED_LOGPROBS:
-            message = f"logprobs: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
-            raise ApiError(400, message, param="logprobs", code="invalid_value")
+        _check_scored("logprobs", body.logprobs, prompts, num_choices)
     request = _generation_request(
         model, body, "completion", name, arrival, prompts, max_tokens, body.logprobs, tuple(texts)
     )
+    if num_choices > request.n:
+        request = _with_best(request, num_choices)
     return with_grammar(request, await output_grammar(model, body, arrival.client))
 
 
@@ -73,8 +90,9 @@ async def chat_request(model: ServedModel, body: ChatBody, arrival: Arrival) -> 
     """What a body asks for, as one request. Raises ApiError, TooLongError, RefusedError."""
     name = check_model(model, body.model)
     plan = plan_tools(model, body)
-    prompt = await _tokenise_chat(model, body, body.messages, plan.rendered)
     asked = body.max_completion_tokens or body.max_tokens
+    prompt = await _tokenise_chat(model, body, body.messages, plan.rendered, contexts=contexts(body))
+    prompt = truncated(model, body, prompt, asked)
     max_tokens = asked or _room(model, [prompt], model.facts.sampling.max_new_tokens)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     request = _generation_request(model, body, "chat", name, arrival, [prompt], max_tokens, num_logprobs, ())
@@ -99,7 +117,7 @@ async def tokenize(model: ServedModel, body: TokenizeBody) -> tuple[int, ...]:
         tools = tuple(tool.for_template() for tool in body.tools) if body.tools else None
         return await _tokenise_chat(model, body, body.messages, tools)
     adds = True if body.add_special_tokens is None else body.add_special_tokens
-    return await _tokenise(model, body.prompt or "", add_special_tokens=adds)
+    return await tokenise(model, body.prompt or "", add_special_tokens=adds)
 
 
 def _generation_request(
@@ -120,6 +138,10 @@ def _generation_request(
     if body.min_tokens > max_tokens:
         message = f"min_tokens: {body.min_tokens} is more than max_tokens {max_tokens}"
         raise ApiError(400, message, param="min_tokens", code="invalid_value")
+    if body.prompt_logprobs is not None:
+        _check_scored("prompt_logprobs", body.prompt_logprobs, prompts, _or(body.n, 1))
+    scored = [num for num in (num_logprobs if echo_texts else None, body.prompt_logprobs) if num is not None]
+    logprob_ids = checked_ids(model, body.logprob_token_ids or [], param="logprob_token_ids")
     defaults = model.facts.sampling
     prefix = "chatcmpl" if kind == "chat" else "cmpl"
     return GenerationRequest(
@@ -142,10 +164,15 @@ def _generation_request(
             seed=seed_of(arrival.seed_id) if body.seed is None else body.seed & MAX_SEED,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
-            stop_token_ids=_checked_ids(model, body.stop_token_ids or [], param="stop_token_ids"),
-            num_logprobs=num_logprobs,
-            num_prompt_logprobs=num_logprobs if echo_texts else None,
+            stop_token_ids=checked_ids(model, body.stop_token_ids or [], param="stop_token_ids"),
+            num_logprobs=len(logprob_ids) or num_logprobs,
+            num_prompt_logprobs=max(scored, default=None),
             logit_bias=_biases(model, body),
+            allowed_token_ids=checked_ids(model, body.allowed_token_ids or [], param="allowed_token_ids"),
+            bad_words=bad_words(model.tokenizer, body.bad_words or []),
+            thinking=thinking(model.tokenizer, body.thinking_token_budget),
+            repetition=repetition(body.repetition_detection),
+            logprob_token_ids=logprob_ids,
         ),
         stop=body.stop_strings,
         include_stop=body.include_stop_str_in_output,
@@ -157,7 +184,46 @@ def _generation_request(
         return_token_ids=body.return_token_ids,
         priority=body.priority,
         deadline_s=body.deadline_s,
+        prompt_logprobs=body.prompt_logprobs,
+        shows_special_tokens=body.skip_special_tokens is False,
+        shows_token_ids=bool(body.return_tokens_as_token_ids),
     )
+
+
+def _with_best(request: GenerationRequest, num_drawn: int) -> GenerationRequest:
+    """The request for which so many choices are drawn, of which the best are answered with."""
+    is_silent = request.sampling.num_logprobs is None
+    sampling = replace(request.sampling, num_logprobs=0) if is_silent else request.sampling
+    return msgspec.structs.replace(
+        request, n=num_drawn, num_best=request.n, sampling=sampling, hides_logprobs=is_silent
+    )
+
+
+def _check_scored(param: str, num_top: int, prompts: list[tuple[int, ...]], num_choices: int) -> None:
+    asked = sum(map(len, prompts)) * num_choices * (num_top + 1)
+    if asked > MAX_ECHOED_LOGPROBS:
+        message = f"{param}: {asked} log probabilities of prompt tokens, at most {MAX_ECHOED_LOGPROBS} are allowed"
+        raise ApiError(400, message, param=param, code="invalid_value")
+
+
+def contexts(body: WorkBody) -> int:
+    """How many contexts long a text may be."""
+    return 1 if body.truncate_prompt_tokens is None else TRUNCATED_CONTEXTS
+
+
+def truncated(
+    model: ServedModel, body: WorkBody, token_ids: tuple[int, ...], max_tokens: int | None
+) -> tuple[int, ...]:
+    """The last tokens of a prompt: so many as the body wants, or as fit beside the answer."""
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        return token_ids
+    most = model.max_sequence_tokens
+    if wanted > most:
+        message = f"truncate_prompt_tokens: {wanted} is more than this model's context of {most} tokens"
+        raise ApiError(400, message, param="truncate_prompt_tokens", code="invalid_value")
+    kept = max(1, most - max(1, _or(max_tokens, 1))) if wanted == -1 else wanted
+    return token_ids[-kept:]
 
 
 def _or(value: T | None, default: T) -> T:
@@ -181,7 +247,7 @@ def _room(model: ServedModel, prompts: list[tuple[int, ...]], wanted: int | None
     return min([room, *limits])
 
 
-def _checked_ids(model: ServedModel, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
+def checked_ids(model: ServedModel, token_ids: list[int], param: str = "prompt") -> tuple[int, ...]:
     if token_ids and (largest := max(token_ids)) >= model.facts.vocab_size:
         raise ApiError(400, f"{param}: token id {largest} is out of the vocabulary", param=param, code="invalid_value")
     return tuple(token_ids)
@@ -189,13 +255,13 @@ def _checked_ids(model: ServedModel, token_ids: list[int], param: str = "prompt"
 
 def _biases(model: ServedModel, body: GenerationBody) -> tuple[tuple[int, float], ...]:
     pairs = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
-    _checked_ids(model, list(pairs), param="logit_bias")
+    checked_ids(model, list(pairs), param="logit_bias")
     return tuple(sorted(pairs.items()))
 
 
 async def detokenize(model: ServedModel, token_ids: list[int]) -> str:
     """Raises ApiError."""
-    _checked_ids(model, token_ids, param="tokens")
+    checked_ids(model, token_ids, param="tokens")
     return await model.beside_loop(len(token_ids), lambda: model.tokenizer.decode(token_ids))
 
 
@@ -209,19 +275,31 @@ def _check_length(model: ServedModel, num_chars: int, factor: int = 1) -> None:
         )
 
 
-async def _tokenise(model: ServedModel, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    _check_length(model, len(text))
-    return await model.beside_loop(len(text), lambda: _encode(model, text, add_special_tokens=add_special_tokens))
+async def tokenise(
+    model: ServedModel, text: str | tuple[str, str], *, add_special_tokens: bool, contexts: int = 1
+) -> tuple[int, ...]:
+    """Token ids of a text, or of a pair of texts. Raises TooLongError."""
+    size = len(text) if isinstance(text, str) else sum(map(len, text))
+    _check_length(model, size, contexts)
+    return await model.beside_loop(
+        size, lambda: _encode(model, text, add_special_tokens=add_special_tokens, contexts=contexts)
+    )
 
 
-def _encode(model: ServedModel, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-    """Raises TooLongError for a text of far more tokens than can fit, from its beginning alone."""
-    limit = model.max_sequence_tokens
+def _encode(
+    model: ServedModel, text: str | tuple[str, str], *, add_special_tokens: bool, contexts: int = 1
+) -> tuple[int, ...]:
+    """Raises TooLongError for a text of far more tokens than fit into so many contexts, from its beginning alone."""
+    limit = contexts * model.max_sequence_tokens
+    if isinstance(text, tuple):
+        for one in text:
+            _encode(model, one, add_special_tokens=False, contexts=contexts)
+        return model.tokenizer.encode_pair(*text)
     if len(text) > PLAIN_CHARS_PER_TOKEN * limit:
         least = model.tokenizer.count(text[: PLAIN_CHARS_PER_TOKEN * limit])
         if least > 2 * limit:  # where it was cut, a few tokens may be other ones
             raise TooLongError(
-                f"This model's maximum context length is {limit} tokens. However, the first "
+                f"This model's maximum context length is {model.max_sequence_tokens} tokens. However, the first "
                 f"{PLAIN_CHARS_PER_TOKEN * limit} of the {len(text)} characters of your text have {least} tokens. "
                 "Please shorten it."
             )
@@ -229,7 +307,12 @@ def _encode(model: ServedModel, text: str, *, add_special_tokens: bool) -> tuple
 
 
 async def _tokenise_chat(
-    model: ServedModel, body: ChatBody | TokenizeBody, messages: list[Message], tools: tuple[dict[str, Any], ...] | None
+    model: ServedModel,
+    body: ChatBody | TokenizeBody,
+    messages: list[Message],
+    tools: tuple[dict[str, Any], ...] | None,
+    *,
+    contexts: int = 1,
 ) -> tuple[int, ...]:
     def encode() -> tuple[int, ...]:
         try:
@@ -239,14 +322,15 @@ async def _tokenise_chat(
         text = model.tokenizer.render_chat(
             shown,
             add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
             tools=tools,
             arguments=body.chat_template_kwargs or {},
         )
-        _check_length(model, len(text))
-        return _encode(model, text, add_special_tokens=False)  # the template writes them itself
+        _check_length(model, len(text), contexts)
+        return _encode(model, text, add_special_tokens=False, contexts=contexts)  # the template writes them itself
 
     size = sum(message.num_chars for message in messages)
-    _check_length(model, size, LEFT_OUT_FACTOR)  # before it is rendered, which takes seconds as well
+    _check_length(model, size, LEFT_OUT_FACTOR * contexts)  # before it is rendered, which takes seconds as well
     size += INLINE_CHARS * len(tools or ())  # their schemas are not measured: they go to a thread
     try:
         token_ids = await model.beside_loop(size, encode)

@@ -19,7 +19,7 @@ from engine.api import chunks
 from engine.api.continuation import PROGRESS_HEADER, resolved_header
 from engine.api.errors import error_body
 from engine.api.handoff import write_handoff
-from engine.node.choice import BAD_GRAMMAR, OUT_OF_MEMORY
+from engine.node.choice import BAD_GRAMMAR, OUT_OF_MEMORY, ChoiceDelta
 from engine.node.inflight import CORE_DEAD, NODE_STOPPING, Fate, InflightRequest
 from engine.node.queue_guard import QUEUE_TIMEOUT
 from engine.node.refusal import LONGEST_RETRY_AFTER_S
@@ -62,12 +62,16 @@ class GenerationResponse(Response):
                 await self._write_whole(send)
 
     async def _write_stream(self, send: Send) -> None:
-        inflight, tokenizer = self.inflight, self.tokenizer
+        inflight = self.inflight
         has_begun = False
+        if opening := self.opening():
+            has_begun = True
+            await self._start(send, 200, EVENT_STREAM)
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
         while True:
             deltas = await inflight.next_deltas()
             if deltas:
-                events = b"".join([chunks.delta_events(inflight, delta, tokenizer) for delta in deltas])
+                events = b"".join([self.delta_events(delta) for delta in deltas])
                 if events:
                     if not has_begun:
                         has_begun = True
@@ -80,25 +84,42 @@ class GenerationResponse(Response):
                 await self._send_failure(send)
                 return
             await self._start(send, 200, EVENT_STREAM)
-        await send({"type": "http.response.body", "body": self._tail(), "more_body": False})
+        await send({"type": "http.response.body", "body": self.tail(), "more_body": False})
 
-    def _tail(self) -> bytes:
+    def opening(self) -> bytes:
+        """Events of a stream that need no news of the core."""
+        return b""
+
+    def delta_events(self, delta: ChoiceDelta) -> bytes:
+        """What a stream says of one delta."""
+        return chunks.delta_events(self.inflight, delta, self.tokenizer)
+
+    def tail(self) -> bytes:
+        """The end of a stream, once the request has its outcome."""
         inflight = self.inflight
         match inflight.outcome:
             case Fate.FINISHED:
                 return (chunks.usage_event(inflight) if inflight.request.include_usage else b"") + chunks.DONE
             case Fate.MOVED:
                 rest = b"" if inflight.progress is None else inflight.progress.rest()
-                return rest + chunks.event(write_handoff(inflight, time.monotonic()), HANDOFF_EVENT)
+                return rest + chunks.event(self.handoff(), HANDOFF_EVENT)
             case Fate.FAILED:
                 return b"data: " + self._error() + b"\n\n"
             case _:
                 return b""
 
+    def handoff(self) -> msgspec.Struct:
+        """What another node goes on from."""
+        return write_handoff(self.inflight, time.monotonic())
+
     def _error(self) -> bytes:
         code = self.inflight.error_code
         kind = "invalid_request_error" if STATUS_OF.get(code or "") == 400 else "server_error"
         return error_body(self.inflight.error or "", kind, code=code)
+
+    def whole_answer(self) -> bytes:
+        """The body of a request that finished."""
+        return chunks.whole_answer(self.inflight, self.tokenizer)
 
     async def _write_whole(self, send: Send) -> None:
         inflight = self.inflight
@@ -107,10 +128,10 @@ class GenerationResponse(Response):
         headers: dict[str, str] = {}
         match inflight.outcome:
             case Fate.FINISHED:
-                status, body = 200, chunks.whole_answer(inflight, self.tokenizer)
+                status, body = 200, self.whole_answer()
             case Fate.MOVED:
                 status, headers = 202, {"X-Fleet-Handoff": "state"}
-                body = msgspec.json.encode(write_handoff(inflight, time.monotonic()))
+                body = msgspec.json.encode(self.handoff())
             case Fate.FAILED:
                 await self._send_failure(send)
                 return

@@ -7,7 +7,7 @@ knows are ignored.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from engine.api.schema_output import OutputFields
+from engine.api.schema_tokens import TokenFields, TokenId
 from engine.api.schema_tools import MAX_TOOL_CALLS, CalledTool, ToolFields, Tools
 from engine.api.schema_unsupported import Unsupported, UnsupportedChatFields, UnsupportedFields
 
@@ -41,7 +42,6 @@ MAX_EXPORTED = 64  # in one export: each carries its prompt
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT_CHARS)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 # Lists end at their first error: a body of a million wrong entries must not make a million error objects.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=True)]
 
@@ -100,6 +100,25 @@ class Body(BaseModel):
     model: Annotated[str, StringConstraints(max_length=256)] | None = None
 
 
+class WorkBody(Body):
+    """Any body that gives the core work."""
+
+    priority: Annotated[Priority, null_is(0, Priority)] = 0
+    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
+    user: Annotated[str, StringConstraints(max_length=256)] | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # -1: what fits
+    # where no X-Request-Id was sent
+    request_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")] | None = None
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _keeps_some(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("must be at least 1, or -1 for as many as fit")
+        return value
+
+
 class StreamOptions(BaseModel):
     """What a stream tells beside text."""
 
@@ -107,7 +126,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: OffByDefault = False  # vLLM's: in every chunk, not only the last
 
 
-class GenerationBody(Body, OutputFields, UnsupportedFields):
+class GenerationBody(WorkBody, OutputFields, TokenFields, UnsupportedFields):
     """What completions and chat completions share."""
 
     stream: OffByDefault = False
@@ -128,11 +147,7 @@ class GenerationBody(Body, OutputFields, UnsupportedFields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = None
     include_stop_str_in_output: OffByDefault = False
     logit_bias: Biases | None = None
-    priority: Annotated[Priority, null_is(0, Priority)] = 0
     return_token_ids: OffByDefault = False
-    deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = None
-    user: Annotated[str, StringConstraints(max_length=256)] | None = None
-    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
 
     @field_validator("stream_options")
     @classmethod
@@ -140,6 +155,12 @@ class GenerationBody(Body, OutputFields, UnsupportedFields):
         if value is not None and not info.data.get("stream"):
             raise ValueError("is only allowed with stream: true")
         return value
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_are_whole(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs are not told in a stream: leave out stream, or prompt_logprobs")
+        return self
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -158,16 +179,25 @@ class CompletionBody(GenerationBody):
     echo: OffByDefault = False
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None  # 0: only the echo
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Unsupported = None
     add_special_tokens: OnByDefault = True
 
     @field_validator("best_of")
     @classmethod
-    def _best_of_is_n(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value not in (None, 1, info.data.get("n")):
-            raise ValueError("is not supported, unless it is n")
+    def _best_of_n(cls, value: int | None, info: ValidationInfo) -> int | None:
+        num_choices = info.data.get("n") or 1
+        if value is not None and value < num_choices:
+            raise ValueError(f"must be at least n, {num_choices}")
+        if value is not None and value > num_choices and info.data.get("stream"):
+            raise ValueError("which one is best is known in the end only: leave out stream, or best_of")
         return value
+
+    @model_validator(mode="after")
+    def _scored_ids_need_logprobs(self) -> CompletionBody:
+        if self.logprob_token_ids is not None and (self.logprobs is None or self.echo):
+            raise ValueError("logprob_token_ids needs logprobs, and does not go with echo")
+        return self
 
 
 class TextPart(BaseModel):
@@ -197,6 +227,12 @@ class Message(BaseModel):
         return self
 
     @property
+    def text(self) -> str:
+        """Its text, whichever form it came in."""
+        content = self.content or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+    @property
     def num_chars(self) -> int:
         """Of its text and of its calls' arguments."""
         texts = [self.content or ""] if not isinstance(self.content, list) else [part.text for part in self.content]
@@ -204,18 +240,26 @@ class Message(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it. Raises ValueError, RecursionError for arguments of a call that can't be read."""
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
         facts: dict[str, Any] = {
             "role": self.role,
-            "content": content or "",
+            "content": self.text,
             "name": self.name,
             "tool_call_id": self.tool_call_id,
         }
         if self.tool_calls:
             facts["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return {key: value for key, value in facts.items() if value is not None}
+
+
+def check_continues(body: ChatBody | TokenizeBody) -> None:
+    """Raises ValueError. vLLM wants `add_generation_prompt: false` beside it; left out it means the same here."""
+    if not body.continue_final_message:
+        return
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+        raise ValueError("continue_final_message goes with add_generation_prompt: false")
+    last = body.messages[-1] if body.messages else None
+    if last is None or not last.text.strip():
+        raise ValueError("continue_final_message: the last message has no text to go on with")
 
 
 class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
@@ -226,7 +270,19 @@ class ChatBody(GenerationBody, ToolFields, UnsupportedChatFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: OnByDefault = True
+    continue_final_message: OffByDefault = False
     chat_template_kwargs: TemplateArguments | None = None
+
+    @model_validator(mode="after")
+    def _scored_ids_need_logprobs(self) -> ChatBody:
+        if self.logprob_token_ids is not None and not self.logprobs:
+            raise ValueError("logprob_token_ids needs logprobs: true")
+        return self
+
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> ChatBody:
+        check_continues(self)
+        return self
 
     @field_validator("top_logprobs")
     @classmethod
@@ -243,9 +299,15 @@ class TokenizeBody(Body):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: OnByDefault = True
+    continue_final_message: OffByDefault = False
     chat_template_kwargs: TemplateArguments | None = None
     tools: Tools | None = None
     return_token_strs: OffByDefault = False
+
+    @model_validator(mode="after")
+    def _continues_or_begins(self) -> TokenizeBody:
+        check_continues(self)
+        return self
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeBody:

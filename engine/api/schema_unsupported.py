@@ -16,18 +16,12 @@ def _refuse(value: Any) -> None:
         raise ValueError("is not supported by this node")
 
 
-def _refuse_false(value: bool | None) -> None:
-    if value is False:
-        raise ValueError("false is not supported by this node")
-
-
 def _refuse_more_than_text(value: list[str] | None) -> None:
     if value not in (None, [], ["text"]):
         raise ValueError("this node answers with text only")
 
 
 Unsupported = Annotated[Any, AfterValidator(_refuse), WithJsonSchema({"enum": [None, False]})]
-AlwaysTrue = Annotated[bool | None, AfterValidator(_refuse_false), WithJsonSchema({"enum": [None, True]})]
 OnlyText = Annotated[
     list[str] | None,
     AfterValidator(_refuse_more_than_text),
@@ -38,15 +32,9 @@ OnlyText = Annotated[
 class UnsupportedFields(BaseModel):
     """vLLM's, for completions and chats."""
 
-    allowed_token_ids: Unsupported = None
-    bad_words: Unsupported = None
     kv_transfer_params: Unsupported = None
     logits_processors: Unsupported = None
     prompt_embeds: Unsupported = None
-    prompt_logprobs: Unsupported = None
-    return_tokens_as_token_ids: Unsupported = None
-    skip_special_tokens: AlwaysTrue = None
-    truncate_prompt_tokens: Unsupported = None
     use_beam_search: Unsupported = None
 
 
@@ -55,7 +43,6 @@ class UnsupportedChatFields(BaseModel):
 
     audio: Unsupported = None
     chat_template: Unsupported = None
-    continue_final_message: Unsupported = None
     documents: Unsupported = None
     echo: Unsupported = None
     function_call: Unsupported = None

@@ -34,6 +34,8 @@ class StatusRoutes:
             Route("/health/deep", self.deep, methods=["GET"]),
             Route("/health/live", self.live, methods=["GET"]),
             Route("/health/ready", self.ready, methods=["GET"]),
+            Route("/ping", self.ready, methods=["GET", "POST"]),
+            Route("/version", self.version, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/info", self.info, methods=["GET"]),
         ]
@@ -80,6 +82,10 @@ class StatusRoutes:
             report["detail"] = node.golden.detail
         return reason, report
 
+    async def version(self, request: Request) -> Response:
+        """Of the engine."""
+        return JSONResponse({"version": package_version()})
+
     async def metrics(self, request: Request) -> Response:
         """Classic text whatever the Accept header asks for, as vLLM does."""
         return Response(self._node.exposition(), headers={"Content-Type": CONTENT_TYPE})
@@ -105,6 +111,7 @@ class StatusRoutes:
                 "runner": config.runner,
                 "device": None if core.ready is None else core.ready.device,
                 "dtype": None if core.ready is None else core.ready.dtype,
+                "kv_cache_dtype": None if core.ready is None else core.ready.kv_cache_dtype,
                 "sampling_defaults": asdict(model.facts.sampling),
                 "kv_capacity_tokens": core.kv_capacity_tokens,
                 "limits": {
@@ -116,6 +123,8 @@ class StatusRoutes:
                     "max_output_tokens": config.max_output_tokens,
                 },
                 "speculation": _speculation(config),
+                "task": "generate" if model.pooling is None else model.pooling.task,
+                "pooling": None if model.pooling is None else asdict(model.pooling),
                 "faults_enabled": config.enable_faults,
             }
         )

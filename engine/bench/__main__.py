@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.bench.bench_model import bench_model, walking_model
+from engine.bench.bench_model import SHAPES, bench_model, walking_model
 from engine.bench.comparison import PEERS, Comparison, ComparisonPlan
 from engine.bench.http_load import IncompleteAnswerError
+from engine.bench.long_prompt import LongPromptComparison
 from engine.bench.neighbour import NICE, NeighbourComparison
 from engine.bench.neighbour import ROUNDS as NEIGHBOUR_ROUNDS
 from engine.bench.report import describe_machine, render
 from engine.bench.servers import ServerError
-from engine.bench.speculation import ROUNDS, SpeculationComparison
+from engine.bench.speculation import METHODS, ROUNDS, SHARES, SpeculationComparison
 from engine.bench.workload import make_workload
 from engine.core.host_tuning import limit_openmp_spin
 
@@ -46,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
         return _compare_speculation(args, state, Path(args.output or state / "bench" / "speculation.md"))
     if args.neighbour is not None:
         return _compare_neighbour(args, state, Path(args.output or state / "bench" / "neighbour.md"))
-    comparison = Comparison(_plan(args, bench_model(Path(args.cache or state / "cache" / "bench"))), _say)
+    if args.long_prompts:
+        return _compare_long_prompts(args, state, Path(args.output or state / "bench" / "long-prompts.md"))
+    comparison = Comparison(_plan(args, _bench_model(args, state)), _say)
     code, note = 0, ""
     try:
         for _row in comparison.measure_rows():
@@ -69,12 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="8 requests (or as many as are at once) of at most 48 tokens, ours alone"
     )
+    parser.add_argument("--model", default="110m", choices=SHAPES, help="default: %(default)s")
     parser.add_argument("--requests", type=_count, default=64, metavar="N")
     parser.add_argument("--concurrency", type=_count, nargs="+", default=list(CONCURRENCIES), metavar="N")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--peers", nargs="*", default=None, choices=PEERS, help="default: all that are installed")
     parser.add_argument(
-        "--quantization", nargs="*", default=[], choices=("int8", "int4"), help="our node once more with each of these"
+        "--quantization",
+        nargs="*",
+        default=[],
+        choices=("int8", "int4", "w8a8"),
+        help="our node once more with each of these",
     )
     parser.add_argument("--num-threads", type=_count, metavar="N", help="of every engine; default: all CPUs")
     parser.add_argument("--max-output-tokens", type=_count, default=256, metavar="N")
@@ -91,12 +99,30 @@ def _parser() -> argparse.ArgumentParser:
         help="instead: our node with tokens ahead beside itself without, on texts that repeat their prompt and others",
     )
     parser.add_argument(
+        "--methods", nargs="+", default=list(METHODS), choices=METHODS, help="with --speculation; default: all of them"
+    )
+    parser.add_argument(
+        "--known",
+        type=_share,
+        nargs="+",
+        default=list(SHARES),
+        metavar="SHARE",
+        help="with --speculation: the share of words that drafters are made to know; default: 1 0.6 0",
+    )
+    parser.add_argument(
         "--neighbour",
         type=_count,
         nargs="?",
         const=NICE,
         metavar="NICE",
         help="instead: our node (and vLLM) alone and beside one busy loop, so much nicer than this; default: 10",
+    )
+    parser.add_argument(
+        "--long-prompts",
+        type=_count,
+        nargs="+",
+        metavar="TOKENS",
+        help="instead: one prompt of so many tokens beside 8 short streams, our node and vLLM",
     )
     parser.add_argument(
         "--rounds", type=_count, metavar="N", help=f"with --speculation ({ROUNDS}) or --neighbour ({NEIGHBOUR_ROUNDS})"
@@ -107,8 +133,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _compare_speculation(args: argparse.Namespace, state: Path, target: Path) -> int:
+    cache = Path(args.cache or state / "cache" / "bench")
     comparison = SpeculationComparison(
-        model=walking_model(Path(args.cache or state / "cache" / "bench")),
+        model=walking_model(cache),
+        drafters=cache,
+        methods=args.methods,
+        shares=args.known,
         concurrencies=tuple(args.concurrency),
         dtype=args.dtypes[0],
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
@@ -119,9 +149,25 @@ def _compare_speculation(args: argparse.Namespace, state: Path, target: Path) ->
     return _print_measured(comparison.measure, target)
 
 
+def _bench_model(args: argparse.Namespace, state: Path) -> Path:
+    return bench_model(Path(args.cache or state / "cache" / "bench"), args.model)
+
+
+def _compare_long_prompts(args: argparse.Namespace, state: Path, target: Path) -> int:
+    comparison = LongPromptComparison(
+        model=_bench_model(args, state),
+        prompt_tokens=args.long_prompts,
+        dtypes=args.dtypes,
+        num_threads=args.num_threads or len(os.sched_getaffinity(0)),
+        with_vllm="vllm" in (PEERS if args.peers is None else args.peers),
+        report_progress=_say,
+    )
+    return _print_measured(comparison.measure, target)
+
+
 def _compare_neighbour(args: argparse.Namespace, state: Path, target: Path) -> int:
     comparison = NeighbourComparison(
-        model=bench_model(Path(args.cache or state / "cache" / "bench")),
+        model=_bench_model(args, state),
         concurrencies=tuple(args.concurrency),
         dtypes=args.dtypes,
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
@@ -191,6 +237,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError("must be from 0 to 1")
     return value
 
 

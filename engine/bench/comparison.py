@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.bench.figures import Figures
-from engine.bench.gguf_file import write_gguf
+from engine.bench.gguf_file import KIND_OF, write_gguf
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
 from engine.bench.report import ReportRow
 from engine.bench.roofline import MachineRates, measure_machine, roofline_tokens_per_s
@@ -99,7 +99,9 @@ class Comparison:
             return vllm_server(model, dtype, threads)
         gguf = model / f"{dtype}.gguf"
         server = llama_server(gguf, threads)
-        return server if isinstance(server, str) else write_gguf(model, gguf, dtype) or server
+        if not isinstance(server, str) and not gguf.exists():
+            write_gguf(model, gguf, KIND_OF[dtype])
+        return server
 
     def _measure(self, name: str, dtype: str, concurrency: int, where: str) -> ReportRow:
         figures: Figures | str

@@ -29,15 +29,12 @@ async def run_http_load(
     """
     waiting = iter(requests)
     answers: list[RequestTiming] = []
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    # A connection each: servers differ in how long they keep one that is idle.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    async with client_session() as session:
 
         async def client() -> None:
             for request in waiting:
                 try:
-                    answers.append(await _ask(session, url, model, request))
+                    answers.append(await ask(session, url, model, request))
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise IncompleteAnswerError(f"{url}: {type(error).__name__}: {error}") from error
                 if time.perf_counter() - started > limit_s:
@@ -53,7 +50,14 @@ async def run_http_load(
         return figures_of(answers, time.perf_counter() - started)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, model: str, request: BenchRequest) -> RequestTiming:
+def client_session() -> aiohttp.ClientSession:
+    """A connection for each request: servers differ in how long they keep one that is idle."""
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
+async def ask(session: aiohttp.ClientSession, url: str, model: str, request: BenchRequest) -> RequestTiming:
+    """Sends one request and reads its answer. Raises IncompleteAnswerError, aiohttp.ClientError, TimeoutError."""
     body = {
         "model": model,
         "prompt": list(request.prompt),

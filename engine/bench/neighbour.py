@@ -12,8 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +20,7 @@ from engine.bench.figures import Figures
 from engine.bench.http_load import run_http_load
 from engine.bench.report import describe_machine
 from engine.bench.roofline import measure_machine
-from engine.bench.servers import MODEL_NAME, our_node, running, vllm_server
+from engine.bench.servers import MODEL_NAME, ours_and_vllm, running
 from engine.bench.workload import make_workload
 
 NICE = 10
@@ -66,13 +65,9 @@ class NeighbourComparison:
     def _measure_dtype(self, dtype: str) -> Iterator[str]:
         # The same requests are sent again and again: no engine may remember them.
         options = ("--no-enable-prefix-caching",)
-        servers = [our_node(self.model, dtype, self.num_threads, version("llm-fleetctl"), options)]
-        if self.with_vllm:
-            vllm = vllm_server(self.model, dtype, self.num_threads)
-            if isinstance(vllm, str):
-                self.report_progress(f"left out: {vllm}")
-            else:
-                servers.append(replace(vllm, command=(*vllm.command, *options)))
+        servers = ours_and_vllm(
+            self.model, dtype, self.num_threads, self.report_progress, with_vllm=self.with_vllm, options=options
+        )
         for server in servers:
             with running(server) as url:
                 for concurrency in self.concurrencies:

@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+
+from engine.bench.bench_model import MAX_MODEL_LEN
 
 READY_TIMEOUT_S = 300.0  # vLLM compiles for a minute, in two threads
 STOP_TIMEOUT_S = 20.0
@@ -48,6 +51,26 @@ def our_node(model: Path, dtype: str, num_threads: int | None, version: str, opt
     return Server("fleetctl", version, (*command, *options), "/health/ready")
 
 
+def ours_and_vllm(
+    model: Path,
+    dtype: str,
+    num_threads: int,
+    report_progress: Callable[[str], None],
+    *,
+    with_vllm: bool,
+    options: Sequence[str] = (),
+) -> list[Server]:
+    """Our node, and vLLM where it is wanted and installed, both with these options; tells why it is left out."""
+    servers = [our_node(model, dtype, num_threads, version("llm-fleetctl"), options)]
+    if with_vllm:
+        vllm = vllm_server(model, dtype, num_threads)
+        if isinstance(vllm, str):
+            report_progress(f"left out: {vllm}")
+        else:
+            servers.append(replace(vllm, command=(*vllm.command, *options)))
+    return servers
+
+
 def vllm_server(model: Path, dtype: str, num_threads: int) -> Server | str:
     """vLLM's server, or why it is left out."""
     found = os.environ.get("VLLM") or shutil.which("vllm")
@@ -59,7 +82,16 @@ def vllm_server(model: Path, dtype: str, num_threads: int) -> Server | str:
     by_module = (str(program.with_name("python")), "-m", "vllm.entrypoints.openai.api_server", "--model")
     command: tuple[str, ...] = (str(program), "serve") if package == "vllm" else by_module
     command += (str(model), "--served-model-name", MODEL_NAME, "--dtype", dtype)
-    command += ("--host", "127.0.0.1", "--port", "{port}", "--max-num-seqs", "32", "--max-model-len", "4096")
+    command += (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--max-num-seqs",
+        "32",
+        "--max-model-len",
+        str(MAX_MODEL_LEN),
+    )
     # By itself vLLM keeps one CPU of each node free for its other processes: with two, it computes on one. It is
     # slower like that, so it gets the threads that all engines get.
     cpus = sorted(os.sched_getaffinity(0))[:num_threads]

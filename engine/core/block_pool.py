@@ -34,6 +34,7 @@ class BlockPool:
         self._cached: dict[bytes, Block] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._max_reused = int(num_blocks * _REUSED_SHARE)
+        self._num_shared = 0
         self._blank = FreeList("blank")
         self._once = FreeList("once")
         self._reused = FreeList("reused")
@@ -54,6 +55,21 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks with a reference; those kept only for reuse count as free."""
         return len(self._blocks) - self.num_free
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with several references: a prefix that requests have in common."""
+        return self._num_shared
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks without a reference that the prefix cache can still find."""
+        return len(self._once) + len(self._reused)
+
+    @property
+    def num_kept_reused(self) -> int:
+        """Of those: found again since they were cached. They are evicted last."""
+        return len(self._reused)
 
     @property
     def num_cached(self) -> int:
@@ -86,7 +102,9 @@ class BlockPool:
             block = self._blocks[block_id]
             assert block.ref_count > 0, f"block {block_id} is released but nobody holds it"
             block.ref_count -= 1
-            if block.ref_count == 0:
+            if block.ref_count == 1:
+                self._num_shared -= 1
+            elif block.ref_count == 0:
                 self._set_free(block)
 
     def match(self, contents: Sequence[BlockContent]) -> list[int]:
@@ -113,6 +131,8 @@ class BlockPool:
             if block.home is not None:
                 block.home.remove(block)
             block.ref_count += 1
+            if block.ref_count == 2:
+                self._num_shared += 1
             block.is_reused = True
 
     def register(self, block_id: int, content: BlockContent) -> bool:
@@ -189,6 +209,8 @@ class BlockPool:
             return f"{used} used and {self.num_free} free blocks are not {len(self._blocks)}"
         if len(self._cached) != sum(b.content is not None for b in self._blocks):
             return f"{len(self._cached)} cached hashes for another number of blocks with content"
+        if self._num_shared != (shared := sum(b.ref_count > 1 for b in self._blocks)):
+            return f"{self._num_shared} shared blocks are counted, there are {shared}"
         if len(self._reused) > self._max_reused:
             return f"{len(self._reused)} reused blocks are free, the limit is {self._max_reused}"
         return None

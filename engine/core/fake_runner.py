@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.protocol.clock import ManualClock, MonotonicClock
 from engine.protocol.failure import SequenceFailure
@@ -25,8 +27,10 @@ from engine.protocol.step import (
     TokenLogprobs,
     scored_positions,
 )
-from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher, allowed_ids
+from engine.text.grammar_compiler import GrammarCompiler, GrammarMatcher, allowed_ids, without
+from engine.text.token_rules import rules_of
 
+POOLED_SIZE = 32  # numbers of a vector; `served_model.FAKE_VECTOR_SIZE`
 _MASK = 2**64 - 1
 
 
@@ -96,11 +100,12 @@ def generate(
 class _Sequence:
     """What the runner keeps of one sequence."""
 
-    __slots__ = ("matcher", "num_output", "num_prompt_tokens", "prefix", "sampling", "token_ids")
+    __slots__ = ("matcher", "num_output", "num_prompt_tokens", "prefix", "rules", "sampling", "token_ids")
 
     def __init__(self, new: NewSequence, keeps_tokens: bool, matcher: GrammarMatcher | None = None) -> None:
         self.matcher = matcher
         self.sampling = new.sampling
+        self.rules = rules_of(new.sampling, new.token_ids, new.num_prompt_tokens)
         self.num_prompt_tokens = new.num_prompt_tokens
         self.num_output = len(new.token_ids) - new.num_prompt_tokens
         self.prefix = _hash_prompt(new.token_ids[: new.num_prompt_tokens])
@@ -121,8 +126,11 @@ class FakeRunner:
         checks_kv: bool = False,
         block_size: int = 16,
         grammars: GrammarCompiler | None = None,
+        window_tokens: int | None = None,
     ) -> None:
+        """`window_tokens`: a position sees so many of the latest, its own included; None: all."""
         self._grammars = grammars
+        self._window_tokens = window_tokens
         self.vocab_size = vocab_size
         self.cost = cost or FakeCost()
         self.clock = clock or ManualClock()
@@ -189,7 +197,19 @@ class FakeRunner:
             for row in plan.scheduled
             if row.num_wanted and row.seq_id in token_ids
         }
-        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals)
+        ended = [row for row in plan.scheduled if self._ends_pooled(row)]
+        pooled = {row.seq_id: self._pool(row.seq_id) for row in ended}
+        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals, pooled)
+
+    def _ends_pooled(self, row: Scheduled) -> bool:
+        sequence = self._sequences[row.seq_id]
+        return sequence.sampling.pooling is not None and row.start + row.num_tokens == sequence.num_prompt_tokens
+
+    def _pool(self, seq_id: str) -> bytes:
+        """Numbers from -1 to 1 that the prompt decides."""
+        prefix = self._sequences[seq_id].prefix
+        numbers = [_mix(prefix ^ place) / 2**63 - 1 for place in range(POOLED_SIZE)]
+        return np.array(numbers, dtype="<f4").tobytes()
 
     def _propose(self, sequence: _Sequence, count: int) -> tuple[int, ...]:
         """As a good draft model does: what comes next, and now and then something else."""
@@ -205,7 +225,7 @@ class FakeRunner:
         if (wanted := sequence.sampling.num_prompt_logprobs) is None:
             return ()
         each = -math.log(self.vocab_size)
-        entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)))
+        entry = TokenLogprobs(each, tuple((token_id, each) for token_id in range(wanted)), rank=1)
         return (entry,) * len(scored_positions(row, sequence.num_prompt_tokens))
 
     def _matcher_of(self, new: NewSequence, failed: dict[str, SequenceFailure]) -> GrammarMatcher | None:
@@ -234,18 +254,27 @@ class FakeRunner:
                 break  # it is the next step's to find, if there is one
         if (num_top := sequence.sampling.num_logprobs) is not None:
             each = -math.log(self.vocab_size)  # tokens are drawn uniformly
-            tops = [[token_id, *(t for t in range(num_top) if t != token_id)][:num_top] for token_id in drawn]
+            wanted = sequence.sampling.logprob_token_ids
+            tops = [wanted or [token_id, *(t for t in range(num_top) if t != token_id)][:num_top] for token_id in drawn]
             logprobs[row.seq_id] = tuple(TokenLogprobs(each, tuple((t, each) for t in top)) for top in tops)
         return tuple(drawn)
 
     def _sample(self, sequence: _Sequence) -> int:
-        sampling = sequence.sampling
-        if sequence.matcher is None:
+        sampling, matcher, rules = sequence.sampling, sequence.matcher, sequence.rules
+        mask = None if matcher is None else matcher.mask()
+        if rules is not None:
+            full = np.full(-(-self.vocab_size // 32), -1, dtype=np.int32)
+            mask = rules.mask(mask)
+            mask = without(full if mask is None else mask, rules.banned())
+        if mask is None:
             token_id = _draw(sequence.prefix, sequence.num_output, sampling, self.vocab_size)
         else:
-            allowed = allowed_ids(sequence.matcher.mask(), self.vocab_size)
+            allowed = allowed_ids(mask, self.vocab_size)
             token_id = int(allowed[_draw(sequence.prefix, sequence.num_output, sampling, len(allowed))])
-            sequence.matcher.accept_token(token_id)
+        if matcher is not None:
+            matcher.accept_token(token_id)
+        if rules is not None:
+            rules.extend((token_id,))
         sequence.prefix = _hash_next(sequence.prefix, token_id)
         sequence.num_output += 1
         if self._checks_kv:
@@ -270,6 +299,10 @@ class FakeRunner:
     def _store(self, row: Scheduled) -> None:
         token_ids, block_ids, start = self._tokens_of(row), row.block_ids, row.start
         before = self._read(block_ids, start - 1) if start else 0
+        if self._window_tokens == 1:  # the position before is not seen
+            before = 0
+            for token_id in token_ids[:start]:
+                before = _hash_next(before, token_id)
         if before is None:
             raise FakeKvError(f"sequence {row.seq_id} starts at {start}, but the position before holds no KV")
         for position in range(start, start + row.num_tokens):
@@ -280,9 +313,10 @@ class FakeRunner:
     def _check(self, row: Scheduled) -> None:
         """Read back all positions as attention would, after all rows of the step stored theirs."""
         expected = 0
+        first = 0 if self._window_tokens is None else row.start - self._window_tokens + 1
         for position, token_id in enumerate(self._tokens_of(row)):
             expected = _hash_next(expected, token_id)
-            if self._read(row.block_ids, position) != expected:
+            if position >= first and self._read(row.block_ids, position) != expected:
                 where = (
                     f"sequence {row.seq_id}, position {position}: block {row.block_ids[position // self._block_size]}"
                 )

@@ -84,7 +84,7 @@ class PendingStep:
         """Propose tokens for a row that draws one, and ask for more; its sequence's block table is long enough."""
         sequence, scheduled = self.rows[index]
         num_tokens = scheduled.num_tokens + len(token_ids)
-        block_ids = tuple(sequence.block_ids)
+        block_ids = sequence.block_table
         drafted = replace(scheduled, num_tokens=num_tokens, block_ids=block_ids, draft=token_ids, num_wanted=num_wanted)
         self.rows[index] = StepRow(sequence, drafted)
         self.budget_tokens -= len(token_ids)
@@ -93,7 +93,7 @@ class PendingStep:
         """Plan the next `num_tokens` of a sequence; its block table is long enough."""
         start = sequence.num_computed_tokens
         samples = start + num_tokens == sequence.num_tokens and sequence.sampling.max_tokens > 0
-        row = Scheduled(sequence.seq_id, start, num_tokens, tuple(sequence.block_ids), samples)
+        row = Scheduled(sequence.seq_id, start, num_tokens, sequence.block_table, samples)
         self.rows.append(StepRow(sequence, row))
         self.planned.add(sequence.seq_id)
         self.budget_tokens -= num_tokens

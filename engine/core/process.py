@@ -130,6 +130,7 @@ def _start(
         warmup_seconds=clock.now() - loaded_at,
         golden=golden,
         num_host_blocks=model.limits.num_host_blocks,
+        kv_cache_dtype=model.kv_cache_dtype,
         kv_cache_bytes=model.kv_bytes,
     )
 

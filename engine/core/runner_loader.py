@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
+from engine.core.compile_command import compile_beside
 from engine.core.fake_runner import FakeRunner
 from engine.core.host_tuning import (
     ask_for_short_slices,
@@ -20,6 +22,8 @@ from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.core.speculation_config import SpeculationConfig
 from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
+from engine.model.drafter_directory import DrafterDir, bytes_per_token, open_drafter
+from engine.model.drafter_directory import weight_bytes as drafter_weight_bytes
 from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig
 from engine.text.grammar_compiler import GrammarCompiler
@@ -30,6 +34,7 @@ Progress = Callable[[str, float], None]
 _FAKE_VOCAB_SIZE = 32_000
 _FAKE_MAX_MODEL_LEN = 8192
 _FAKE_NUM_BLOCKS = 4096
+TILE_KEYS = 16  # of a CPU's cache in eight bits, as `kernels.kv_codes` says
 _FAKE_KV_BYTES_PER_TOKEN = 2**16
 _HOST_MEMORY_SHARE = 0.125  # of free memory, for KV blocks; the machine has other tenants
 _DEVICE_MEMORY_SHARE = 0.9  # a GPU has none; the rest is for activations
@@ -52,6 +57,7 @@ class LoadedRunner:
     device: str
     dtype: str
     grammars: GrammarCompiler
+    kv_cache_dtype: str = "auto"
     kv_bytes: int = 0  # of memory that the KV cache may come to; 0: it has none
 
 
@@ -77,6 +83,7 @@ def limits_of(
     max_model_len: int,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
+    window_tokens: int | None = None,
 ) -> SchedulerConfig:
     """The scheduler's limits; what the configuration says wins over the model's vocabulary and end tokens.
 
@@ -97,6 +104,7 @@ def limits_of(
         eos_token_ids=eos_token_ids if config.eos_token_ids is None else config.eos_token_ids,
         vocab_size=vocab_size if config.vocab_size is None else config.vocab_size,
         speculation=_speculation(config),
+        window_tokens=window_tokens,
     )
 
 
@@ -151,7 +159,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     max_model_len = config.max_model_len or longest
     if max_model_len > longest:
         raise ValueError(f"max_model_len: {max_model_len} asked for, the model's positions end at {longest}")
-    draft = _draft_model(config, model, progress)
+    drafter = _drafter(config, model, progress)
     device = _choose_device(config.device)
     if device.startswith("cuda"):
         find_triton_cache()
@@ -161,23 +169,30 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
             f"--quantization {config.quantization}: its kernels are a CPU's, in float32 and bfloat16; "
             f"leave it out for {dtype} on {device}"
         )
+    _check_kv_dtype(config, device, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     limits = limits_of(
         config,
-        num_blocks=_num_blocks(config, [model] if draft is None else [model, draft], device, dtype, max_model_len),
-        num_host_blocks=_num_host_blocks(config, kv_bytes_per_token(model.config, dtype) * config.block_size),
+        num_blocks=_num_blocks(config, model, drafter, device, dtype, kv_dtype, max_model_len),
+        num_host_blocks=_num_host_blocks(config, kv_bytes_per_token(model.config, kv_dtype) * config.block_size),
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
         eos_token_ids=model.config.eos_token_ids,
+        # What proposes tokens may see further, and its KV lies in blocks of the same numbers.
+        window_tokens=model.config.widest_window if drafter is None else None,
     )
+    if device == "cpu":
+        compile_beside(dtype, config.quantization, config.kv_cache_dtype)
     grammars = _grammars(config, limits)
     runner = ModelRunner(
         model,
-        draft_model=draft,
+        drafter=drafter,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         device=device,
         dtype=dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,
@@ -185,44 +200,65 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         eos_token_ids=limits.eos_token_ids,
     )
     info = runner.info
-    return LoadedRunner(runner, limits, info.device, info.dtype, grammars, kv_bytes=info.kv_bytes)
+    kept = info.kv_cache_dtype
+    return LoadedRunner(runner, limits, info.device, info.dtype, grammars, kept, kv_bytes=info.kv_bytes)
 
 
-def _draft_model(config: CoreConfig, model: ModelDir, progress: Progress) -> ModelDir | None:
-    """The model that proposes tokens, if there is to be one. Raises ValueError: it has other tokens."""
-    if config.speculation != "draft" or config.draft_model_dir is None:
-        return None
-    draft = open_model(config.draft_model_dir, progress=progress)
-    if draft.config.vocab_size != model.config.vocab_size:
+def _check_kv_dtype(config: CoreConfig, device: str, dtype: str) -> None:
+    if config.kv_cache_dtype == "auto" or device.startswith("cuda"):
+        return
+    if dtype == "float16":
         raise ValueError(
-            f"--draft-model {config.draft_model_dir}: it has {draft.config.vocab_size} tokens, {config.model_dir} has "
-            f"{model.config.vocab_size}; give a model of the same family, with the same tokenizer"
+            f"--kv-cache-dtype {config.kv_cache_dtype}: on a CPU its kernels are for float32 and bfloat16; "
+            "give --dtype bfloat16, or leave it out"
         )
-    return draft
+    if config.block_size % TILE_KEYS:
+        raise ValueError(
+            f"--kv-cache-dtype {config.kv_cache_dtype}: on a CPU blocks are of {TILE_KEYS} tokens or a multiple; "
+            f"--block-size is {config.block_size}"
+        )
 
 
-def _num_blocks(config: CoreConfig, models: Sequence[ModelDir], device: str, dtype: str, max_model_len: int) -> int:
+def _drafter(config: CoreConfig, model: ModelDir, progress: Progress) -> DrafterDir | None:
+    """What proposes tokens, if it is not the text itself. Raises ValueError: it is for another model."""
+    if config.speculation in ("off", "ngram") or config.draft_model_dir is None:
+        return None
+    return open_drafter(config.speculation, config.draft_model_dir, model, progress=progress)
+
+
+def _num_blocks(
+    config: CoreConfig,
+    model: ModelDir,
+    drafter: DrafterDir | None,
+    device: str,
+    dtype: str,
+    kv_dtype: str,
+    max_model_len: int,
+) -> int:
     """KV blocks as told, or as many as a share of the free memory holds and all requests together can use.
 
-    Each of the models has KV of its own in each block.
+    What proposes tokens may keep something of its own in each block.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
+    num_weight_bytes = weight_bytes(model.config, dtype) + (drafter_weight_bytes(drafter, dtype) if drafter else 0)
     budget_bytes = config.kv_cache_bytes
     if budget_bytes is None:
-        budget_bytes = _default_kv_bytes(device, sum(weight_bytes(model.config, dtype) for model in models))
-    own, needed = (
-        kv_bytes_per_token(models[0].config, dtype),
-        sum(kv_bytes_per_token(m.config, dtype) for m in models),
-    )
-    fits = size_kv(models[0].config, dtype, block_size=config.block_size, budget_bytes=budget_bytes * own // needed)
+        if config.memory_utilization is not None:
+            budget_bytes = share_for_kv(_memory_of(device), config.memory_utilization, num_weight_bytes)
+        else:
+            budget_bytes = _default_kv_bytes(device, num_weight_bytes)
+    own = kv_bytes_per_token(model.config, kv_dtype)
+    needed = own + (bytes_per_token(drafter, dtype, kv_dtype) if drafter else 0)
+    fits = size_kv(model.config, kv_dtype, block_size=config.block_size, budget_bytes=budget_bytes * own // needed)
     if fits < 1:
         needed *= config.block_size
+        option = "kv_cache_bytes" if config.memory_utilization is None else "--gpu-memory-utilization"
         raise NoKvMemoryError(
-            f"kv_cache_bytes: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
+            f"{option}: {budget_bytes} bytes hold not one KV block of {needed} bytes; give more or free memory"
         )
     if config.kv_cache_bytes is not None and not device.startswith("cuda"):
-        _warn_if_too_much(budget_bytes + sum(weight_bytes(model.config, dtype) for model in models))
+        _warn_if_too_much(budget_bytes + num_weight_bytes)
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     return fits if config.kv_cache_bytes is not None else min(fits, useful)
 
@@ -265,6 +301,36 @@ def _default_kv_bytes(device: str, weight_bytes: int) -> int:
     return int((_free_memory_bytes() - weight_bytes) * _HOST_MEMORY_SHARE)
 
 
+class DeviceMemory(NamedTuple):
+    """In bytes; what others use of it is their difference."""
+
+    total: int
+    free: int
+
+
+def share_for_kv(memory: DeviceMemory, share: float, weight_bytes: int) -> int:
+    """What is left for KV of a share of all memory, as vLLM reckons: others use theirs, the weights come out of it."""
+    used_by_others = memory.total - memory.free
+    return max(0, int(memory.total * share) - used_by_others - weight_bytes)
+
+
+def _memory_of(device: str) -> DeviceMemory:
+    if device.startswith("cuda"):
+        import torch
+
+        free, total = torch.cuda.mem_get_info(device)
+        return DeviceMemory(total, free)
+    total = _meminfo("MemTotal")
+    return DeviceMemory(min(total, _container_limit() or total), _free_memory_bytes())
+
+
+def _container_limit() -> int | None:
+    try:
+        return int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
 def _warn_if_too_much(num_bytes: int) -> None:
     """Memory is taken as blocks are first written to: what is not there is missed under load, long after the start."""
     free = _free_memory_bytes()
@@ -275,10 +341,14 @@ def _warn_if_too_much(num_bytes: int) -> None:
 
 def _free_memory_bytes() -> int:
     """Memory that can be had without swapping, on this machine and in this container."""
+    free, left = _meminfo("MemAvailable"), _left_in_container()
+    return free if left is None else min(free, left)
+
+
+def _meminfo(wanted: str) -> int:
+    """Bytes by one line of the kernel's account. Raises NoKvMemoryError."""
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            free = int(value.split()[0]) * 1024
-            left = _left_in_container()
-            return free if left is None else min(free, left)
-    raise NoKvMemoryError(f"{_MEMINFO}: no MemAvailable line; give kv_cache_bytes or num_kv_blocks")
+        if name == wanted:
+            return int(value.split()[0]) * 1024
+    raise NoKvMemoryError(f"{_MEMINFO}: no {wanted} line; give kv_cache_bytes or num_kv_blocks")

@@ -143,10 +143,13 @@ class Scheduler:
             sequence.score_prompt(scheduled.start, result.prompt_logprobs.get(sequence.seq_id, ()))
             if scheduled.samples:
                 self._take_tokens(sequence, result)
+                self._free_behind_window(sequence)
                 continue
             self._register_blocks(sequence)
-            if not sequence.num_uncomputed_tokens:
-                self._finish(sequence, FinishReason.LENGTH)  # max_tokens 0: only its prompt was asked about
+            self._free_behind_window(sequence)
+            if not sequence.num_uncomputed_tokens:  # max_tokens 0: only its prompt was asked about
+                sequence.pooled = result.pooled.get(sequence.seq_id, b"")
+                self._finish(sequence, FinishReason.STOP if sequence.pooled else FinishReason.LENGTH)
         return step.as_outcome(speculated)
 
     def fail(self, failure: SequenceFailure, now: float) -> StepOutcome:
@@ -173,7 +176,7 @@ class Scheduler:
 
     def check_integrity(self) -> str | None:
         """The first thing that is wrong with sequences or blocks, or None."""
-        held = [sequence.block_ids for sequence in self._running]
+        held = [sequence.held_block_ids for sequence in self._running]
         held_on_host = [sequence.host_block_ids for sequence in self._waiting]
         if self._pending is not None:
             held.append(self._pending.pinned_blocks)
@@ -233,21 +236,23 @@ class Scheduler:
         num_blocks = self.config.num_blocks_for(victim.num_computed_tokens)
         lost_tokens = victim.num_computed_tokens
         host_block_ids: list[int] | None = None
-        if self.config.num_host_blocks and self.preemption_cost.prefers_swap(num_blocks, lost_tokens):
+        # What a mean has added up is lost with the runner's state.
+        may_swap = self.config.num_host_blocks and victim.sampling.pooling != "mean" and not victim.num_freed_blocks
+        if may_swap and self.preemption_cost.prefers_swap(num_blocks, lost_tokens):
             host_block_ids = self.host_blocks.allocate(num_blocks)
         how = PreemptedBy.RECOMPUTE
         if host_block_ids and num_blocks:
             how, lost_tokens = PreemptedBy.SWAP, 0
             step.swap_out += zip(victim.block_ids[:num_blocks], host_block_ids, strict=True)
         step.preempted.append(victim)
-        num_blocks = len(victim.block_ids)
+        num_blocks = len(victim.held_block_ids)
         self._leave_device(victim, SequenceState.SWAPPED if how is PreemptedBy.SWAP else SequenceState.WAITING)
         victim.host_block_ids = host_block_ids or []
         self._record(Preemption(victim.seq_id, now, how, lost_tokens, num_blocks, needed_by.seq_id), victim, step)
 
     def _start_over(self, sequence: CoreSequence, step: PendingStep, now: float) -> None:
         """Drop all KV of a sequence that a failed step was to read, write or move."""
-        lost_tokens, num_blocks = sequence.num_computed_tokens, len(sequence.block_ids)
+        lost_tokens, num_blocks = sequence.num_computed_tokens, len(sequence.held_block_ids)
         if sequence.state is SequenceState.SWAPPED:
             self.host_blocks.release(sequence.host_block_ids)
             sequence.host_block_ids = []
@@ -266,8 +271,7 @@ class Scheduler:
         step.preemptions.append(preemption)
 
     def _leave_device(self, sequence: CoreSequence, state: SequenceState) -> None:
-        self.pool.release(sequence.block_ids)
-        sequence.block_ids = []
+        self.pool.release(sequence.take_block_ids())
         if state is SequenceState.WAITING:
             sequence.num_computed_tokens = 0
         sequence.move_to(state)
@@ -302,7 +306,9 @@ class Scheduler:
             sequence.num_output_tokens, sequence.sampling.max_tokens, at_least=self.config.block_size
         )
         num_tokens = min(sequence.num_tokens + more, self.config.max_tokens)
-        return max(0, self.config.num_blocks_for(num_tokens) - len(sequence.block_ids))
+        growth = self.config.num_blocks_for(num_tokens) - len(sequence.block_ids)
+        most = self.config.most_blocks_held
+        return max(0, growth if most is None else min(growth, most - len(sequence.held_block_ids)))
 
     def _try_start(
         self, sequence: CoreSequence, prefix: CachedPrefix, promised: int, step: PendingStep, now: float
@@ -374,6 +380,13 @@ class Scheduler:
             self.pool.register(sequence.block_ids[index], contents[index])
         sequence.num_registered_blocks = num_full
 
+    def _free_behind_window(self, sequence: CoreSequence) -> None:
+        """Give up blocks whose positions no query to come sees. What the prefix cache holds of them stays there."""
+        window = self.config.window_tokens
+        if window is not None and sequence.state is SequenceState.RUNNING:
+            num_behind = (sequence.num_computed_tokens - window + 1) // self.config.block_size
+            self.pool.release(sequence.free_blocks(num_behind))
+
     def _take_tokens(self, sequence: CoreSequence, result: StepResult) -> None:
         """Take in what was drawn, up to the end of its output. The KV of all but the last token is computed."""
         token_ids = result.token_ids.get(sequence.seq_id)
@@ -425,10 +438,10 @@ class Scheduler:
             self._waiting.remove(sequence)
         if reason is FinishReason.ERROR:
             # An earlier chunk may have stored what only now shows, as non-finite logits: nobody else must find it.
-            self.pool.forget(sequence.block_ids)
-        self.pool.release(sequence.block_ids)
+            self.pool.forget(sequence.held_block_ids)
+        self.pool.release(sequence.take_block_ids())
         self.host_blocks.release(sequence.host_block_ids)
-        sequence.block_ids, sequence.host_block_ids = [], []
+        sequence.host_block_ids = []
         sequence.finish_reason, sequence.failure = reason, failure
         sequence.move_to(SequenceState.FINISHED)
         if self._speculation is not None:

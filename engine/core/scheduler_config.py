@@ -32,6 +32,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None  # None: token ids are not checked
     speculation: SpeculationConfig | None = None  # None: a sequence gets one token a step
+    window_tokens: int | None = None  # the latest positions that any layer sees, a position's own included; None: all
 
     def __post_init__(self) -> None:
         for name in ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens"):
@@ -41,6 +42,8 @@ class SchedulerConfig:
             raise ValueError(f"max_model_len: a token in and one out need 2, got {self.max_model_len}")
         if self.prefill_chunk_tokens is not None and self.prefill_chunk_tokens < 1:
             raise ValueError(f"prefill_chunk_tokens: must be at least 1, got {self.prefill_chunk_tokens}")
+        if self.window_tokens is not None and self.window_tokens < 1:
+            raise ValueError(f"window_tokens: must be at least 1, got {self.window_tokens}")
         if self.num_host_blocks < 0:
             raise ValueError(f"num_host_blocks: must not be negative, got {self.num_host_blocks}")
         if not self.ageing_s > 0.0:
@@ -62,6 +65,14 @@ class SchedulerConfig:
     def max_tokens(self) -> int:
         """The longest prompt with output that can be served: by the model, and by all blocks together."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def most_blocks_held(self) -> int | None:
+        """By one sequence at once, as what is behind the window is given up; None: as many as it has tokens for."""
+        if self.window_tokens is None or not self.chunked_prefill:
+            return None
+        chunk = min(self.prefill_chunk_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
+        return self.num_blocks_for(self.window_tokens + chunk) + 1
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """KV blocks that hold this many tokens."""

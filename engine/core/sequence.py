@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from engine.core.block import BlockContent, extend_contents
+from engine.core.repetition import repeats
 from engine.protocol.failure import SequenceFailure
 from engine.protocol.messages import AddSequence, FinishReason, SequenceUpdate
 from engine.protocol.step import NewSequence, TokenLogprobs
@@ -47,11 +48,13 @@ class CoreSequence:
         "is_probe",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_freed_blocks",
         "num_preemptions",
         "num_prompt_tokens",
         "num_prompt_tokens_scored",
         "num_registered_blocks",
         "order",
+        "pooled",
         "priority",
         "salt",
         "sampling",
@@ -78,11 +81,13 @@ class CoreSequence:
         self.failure: SequenceFailure | None = None
         self.num_computed_tokens = 0  # tokens whose KV is in `block_ids` (or, swapped, in `host_block_ids`)
         self.block_ids: list[int] = []
+        self.num_freed_blocks = 0  # leading entries of `block_ids` that are behind the window, and held no more
         self.host_block_ids: list[int] = []
         self.contents: list[BlockContent] = []
         self.num_registered_blocks = 0  # leading blocks that were offered to the prefix cache or came from it
         self.num_preemptions = 0
         self.num_prompt_tokens_scored = 0  # from the second on: nothing comes before the first
+        self.pooled = b""
         self.scheduled_at: float | None = None
         self.num_cached_tokens: int | None = None
         self._announces_schedule = False
@@ -116,7 +121,33 @@ class CoreSequence:
     @property
     def may_share_prefix(self) -> bool:
         """Whether KV that others computed will do."""
-        return not (self.is_probe or self.needs_prompt_logits)
+        return not (self.is_probe or self.needs_prompt_logits or self.sampling.pooling == "mean")
+
+    @property
+    def held_block_ids(self) -> list[int]:
+        """Blocks that it has a reference to."""
+        return self.block_ids[self.num_freed_blocks :] if self.num_freed_blocks else self.block_ids
+
+    @property
+    def block_table(self) -> tuple[int, ...]:
+        """A block for each position that is computed or to be computed.
+
+        In place of those that it gave up stands its own first one: no query sees their positions, and what is read
+        there without being seen must be numbers.
+        """
+        freed = self.num_freed_blocks
+        return tuple(self.block_ids) if not freed else (self.block_ids[freed],) * freed + tuple(self.block_ids[freed:])
+
+    def free_blocks(self, num_behind: int) -> list[int]:
+        """Those of the first `num_behind` blocks that it still holds; it gives them up."""
+        given_up = self.block_ids[self.num_freed_blocks : max(0, num_behind)]
+        self.num_freed_blocks += len(given_up)
+        return given_up
+
+    def take_block_ids(self) -> list[int]:
+        """All blocks that it holds; it has none then."""
+        held, self.block_ids, self.num_freed_blocks = self.held_block_ids, [], 0
+        return held
 
     @property
     def has_news(self) -> bool:
@@ -175,7 +206,7 @@ class CoreSequence:
         """Why the output ends with its last token; None if it goes on."""
         num_output = self.num_output_tokens
         sampling = self.sampling
-        if not num_output and self.needs_prompt_logits:
+        if not num_output and (self.needs_prompt_logits or sampling.pooling is not None):
             return None
         if num_output and sampling.grammar is not None and self.token_ids[-1] in eos_token_ids:
             return FinishReason.STOP  # it was drawn because the grammar ends here
@@ -183,6 +214,8 @@ class CoreSequence:
             last = self.token_ids[-1]
             if last in self.stop_token_ids or (last in eos_token_ids and not sampling.ignore_eos):
                 return FinishReason.STOP
+            if sampling.repetition is not None and repeats(self.token_ids, self.num_prompt_tokens, sampling.repetition):
+                return FinishReason.REPETITION
         if num_output >= sampling.max_tokens or len(self.token_ids) >= max_total_tokens:
             return FinishReason.LENGTH
         return None
@@ -211,6 +244,7 @@ class CoreSequence:
             num_cached_tokens=self.num_cached_tokens if self._announces_schedule else None,
             preempted=self._preempted,
             prompt_logprobs=tuple(self._new_prompt_logprobs),
+            pooled=self.pooled,
         )
         self._new_token_ids.clear()
         self._new_logprobs.clear()

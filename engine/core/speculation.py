@@ -45,7 +45,7 @@ class Speculation:
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
-        self._judge = SpeculationJudge()
+        self._judge = SpeculationJudge(drafts=config.method != "ngram")
         self._histories: dict[str, TokenHistory] = {}
         self._match_lengths: dict[str, int] = {}  # of the step whose result is awaited
         self._proposed: dict[str, Proposed] = {}  # by a draft model, in the last step
@@ -54,15 +54,16 @@ class Speculation:
         """Proposals for the step of these rows; `most_tokens` says how many a sequence can still make use of."""
         self._match_lengths.clear()
         able = [index for index, row in enumerate(rows) if can_have_draft(row)]
+        asked = able
         if self.config.is_adaptive:
-            able = self._judge.worth_looking_at(
+            asked = self._judge.worth_looking_at(
                 batch_size(rows), [(index, rows[index].sequence.seq_id) for index in able]
             )
         proposed, self._proposed = self._proposed, {}
-        if self.config.method == "draft":
-            yield from self._from_draft_model(rows, able, proposed, most_tokens)
+        if self.config.method != "ngram":
+            yield from self._from_draft_model(rows, able, asked, proposed, most_tokens)
             return
-        found = [(index, draft) for index in able if (draft := self._find(rows[index].sequence, most_tokens))]
+        found = [(index, draft) for index in asked if (draft := self._find(rows[index].sequence, most_tokens))]
         lengths = [len(draft.token_ids) for _, draft in found]
         if self.config.is_adaptive and found:
             candidates = [
@@ -79,24 +80,24 @@ class Speculation:
         self,
         rows: Sequence[StepRow],
         able: Sequence[int],
+        asked: Sequence[int],
         proposed: Mapping[str, Proposed],
         most_tokens: Callable[[CoreSequence], int],
     ) -> Iterator[DraftedRow]:
         """What was proposed with the last step, which is paid for; and for the next one as much as pays."""
-        ahead = [max(most_tokens(rows[place].sequence), 0) for place in able]
+        asked_for = set(asked)
+        places = [place for place in able if place in asked_for or rows[place].sequence.seq_id in proposed]
+        ahead = {place: max(most_tokens(rows[place].sequence), 0) for place in places}
         # One token comes in any case before what is asked for now is looked at.
-        most = [min(self.config.num_speculative_tokens, max(count - 1, 0)) for count in ahead]
-        if self.config.is_adaptive:
-            candidates = [
-                Candidate(rows[place].sequence.seq_id, 0, count) for place, count in zip(able, most, strict=True)
-            ]
-            wanted = self._judge.lengths(batch_size(rows), candidates) if candidates else []
-        else:
-            wanted = most
-        for place, count, num_wanted in zip(able, ahead, wanted, strict=True):
-            sequence = rows[place].sequence
+        most = {place: min(self.config.num_speculative_tokens, max(ahead[place] - 1, 0)) for place in asked}
+        wanted = most
+        if self.config.is_adaptive and asked:
+            candidates = [Candidate(rows[place].sequence.seq_id, 0, count) for place, count in most.items()]
+            wanted = dict(zip(most, self._judge.lengths(batch_size(rows), candidates), strict=True))
+        for place in places:
+            sequence, num_wanted = rows[place].sequence, wanted.get(place, 0)
             found = proposed.get(sequence.seq_id)
-            token_ids = found.token_ids[:count] if found and found.num_tokens == sequence.num_tokens else ()
+            token_ids = found.token_ids[: ahead[place]] if found and found.num_tokens == sequence.num_tokens else ()
             if token_ids or num_wanted:
                 yield DraftedRow(place, token_ids, num_wanted)
 
@@ -118,9 +119,13 @@ class Speculation:
             match_length = self._match_lengths.get(sequence.seq_id, 0)
             self._judge.observe_draft(sequence.seq_id, match_length, len(scheduled.draft), accepted)
         if is_plain:
-            verified = sum(len(row.scheduled.draft) for row in rows)
-            wanted = sum(row.scheduled.num_wanted for row in rows)
-            self._judge.observe_step(batch_size(rows), max(verified, wanted), result.seconds)
+            self._judge.observe_step(
+                batch_size(rows),
+                result.seconds,
+                own_seconds=result.own_seconds,
+                num_verified=sum(len(row.scheduled.draft) for row in rows),
+                num_drafted=sum(row.scheduled.num_wanted for row in rows),
+            )
         return SpeculationCounts(num_drafts, num_tokens, tuple(accepted_at) if num_drafts else ())
 
     def forget(self, seq_id: str) -> None:

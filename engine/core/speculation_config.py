@@ -7,6 +7,8 @@ from typing import Literal
 
 from engine.protocol.core_config import MAX_SPECULATIVE_TOKENS
 
+Method = Literal["ngram", "draft", "medusa", "eagle3"]
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
@@ -16,7 +18,7 @@ class SpeculationConfig:
         ValueError: limits that contradict each other.
     """
 
-    method: Literal["ngram", "draft"] = "ngram"  # draft: the runner has a model for it
+    method: Method = "ngram"  # but for ngram the runner proposes
     num_speculative_tokens: int = 8  # at most, for one sequence in one step
     prompt_lookup_min: int = 2  # tokens that must be found again
     prompt_lookup_max: int = 5

@@ -30,10 +30,12 @@ from engine.protocol.messages import (
     AbortSequence,
     AddSequence,
     BlocksHeld,
+    BlockUse,
     CoreAsleep,
     CoreAwake,
     CoreFailed,
     CoreIdle,
+    CountBlocks,
     FinishReason,
     FromCore,
     GoldenAnswer,
@@ -162,8 +164,10 @@ class StepLoop:
                 self._scheduler.pool.forget_cached()
                 log.info("prefix_cache.reset")
             case ListBlocks():
-                held = {key: len(sequence.block_ids) for key, sequence in self._scheduler.sequences.items()}
+                held = {key: len(sequence.held_block_ids) for key, sequence in self._scheduler.sequences.items()}
                 self._publish(BlocksHeld(message.number, held))
+            case CountBlocks():
+                self._publish(self._block_use(message.number))
             case Sleep():
                 self._sleep()
             case WakeUp():
@@ -174,6 +178,18 @@ class StepLoop:
             case ConnectionClosed():
                 log.warning("core.orphaned", reason=message.reason)
                 self._exit_code = 0
+
+    def _block_use(self, number: int) -> BlockUse:
+        pool = self._scheduler.pool
+        return BlockUse(
+            number=number,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            num_held=pool.num_used,
+            num_shared=pool.num_shared,
+            num_kept=pool.num_kept,
+            num_kept_reused=pool.num_kept_reused,
+        )
 
     def _handle_compiled(self, message: GrammarCompiled) -> None:
         sequence = self._grammar_queue.pop_sequence(message.seq_id)

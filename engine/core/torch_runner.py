@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -23,9 +23,12 @@ from engine.core.team_judge import TeamJudge
 from engine.model.batch import Batch, make_batch, why_not
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
-from engine.model.draft_model import DraftModel, Wanted
+from engine.model.drafter import Wanted
+from engine.model.drafter_directory import DrafterDir
+from engine.model.drafter_loader import load_drafter
 from engine.model.kv_memory import empty_kv
 from engine.model.mask_worker import MaskWorker, Matching
+from engine.model.pooler import pool
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence
 from engine.model.verification import accept
@@ -36,6 +39,7 @@ from engine.protocol.request_id import log_ids
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan, StepResult, TokenLogprobs
 from engine.text.grammar_compiler import GrammarCompiler
 from kernels.kv_cache import copy_blocks, swap_blocks
+from kernels.kv_codes import KvCacheDtype, kv_format
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -54,6 +58,14 @@ class DeviceError(RuntimeError):
     """The device is not there, or has not enough memory; the message says what to change."""
 
 
+@dataclass(slots=True)
+class OfPrompts:
+    """What a step tells of prompts, by sequence id."""
+
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    pooled: dict[str, bytes] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """Facts about a loaded runner, for `/info` and `CoreReady`."""
@@ -65,6 +77,7 @@ class RunnerInfo:
     vocab_size: int
     device: str
     dtype: str
+    kv_cache_dtype: str  # auto: as `dtype`
     revision: str
     weight_bytes: int
     kv_bytes: int
@@ -85,12 +98,13 @@ class ModelRunner:
         num_host_blocks: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
-        quantization: Literal["int8", "int4"] | None = None,
+        quantization: Literal["int8", "int4", "w8a8"] | None = None,
+        kv_cache_dtype: KvCacheDtype = "auto",
         num_threads: int | None = None,
         progress: Progress | None = None,
         grammars: GrammarCompiler | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
-        draft_model: ModelDir | None = None,
+        drafter: DrafterDir | None = None,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
 
@@ -114,7 +128,10 @@ class ModelRunner:
         self._eos_token_ids = self._config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._mask_worker = MaskWorker()
         self._team = TeamJudge(torch.get_num_threads()) if self._device.type == "cpu" else None
-        shape = (num_blocks, block_size, self._config.num_kv_heads, self._config.head_dim)
+        self._team_size = torch.get_num_threads()  # of the latest step
+        self._kv_cache_dtype = kv_cache_dtype
+        self._kv_dtype, row = kv_format(kv_cache_dtype, self._dtype, self._config.head_dim)
+        shape = (num_blocks, block_size, self._config.num_kv_heads, row)
         try:
             weights = load_weights(
                 model,
@@ -126,7 +143,19 @@ class ModelRunner:
             self._kv_shape = (self._config.num_layers, 2, *shape)
             self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
             self._kv, self._host_kv = self._new_kv()
-            self._draft = None if draft_model is None else self._load_draft(draft_model, num_blocks)
+            self._drafter = None
+            if drafter is not None:
+                self._drafter = load_drafter(
+                    drafter,
+                    weights,
+                    num_blocks=num_blocks,
+                    num_host_blocks=num_host_blocks,
+                    block_size=block_size,
+                    max_len=self._config.max_position_embeddings,
+                    dtype=self._dtype,
+                    device=self._device,
+                    kv_cache_dtype=self._kv_cache_dtype,
+                )
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -136,7 +165,8 @@ class ModelRunner:
         self._num_blocks = num_blocks
         self._max_len = min(self._config.max_position_embeddings, num_blocks * block_size)
         self._weights = OffloadedWeights(weights)
-        self._decoder = Decoder(self._config, weights, num_positions=self._max_len)
+        features = None if self._drafter is None else self._drafter.features
+        self._decoder = Decoder(self._config, weights, num_positions=self._max_len, features=features)
         self._load_seconds = time.perf_counter() - started
         self._warmup_seconds: float | None = None
 
@@ -151,6 +181,7 @@ class ModelRunner:
             vocab_size=self._config.vocab_size,
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
+            kv_cache_dtype=self._kv_cache_dtype,
             revision=self._model.revision,
             weight_bytes=self._model.weight_bytes,
             kv_bytes=self._kv.nbytes,
@@ -175,8 +206,8 @@ class ModelRunner:
         started = time.perf_counter()
         self._progress("warming_up", 0.0)
         self._decoder.prepare()
-        if self._draft is not None:
-            self._draft.prepare()
+        if self._drafter is not None:
+            self._drafter.prepare()
         if self._decoder.is_batch_invariant is False:
             log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
         self._progress("warming_up", 0.5)
@@ -194,28 +225,18 @@ class ModelRunner:
         self._warmup_seconds = time.perf_counter() - started
         self._progress("warming_up", 1.0)
 
-    def _load_draft(self, model: ModelDir, num_blocks: int) -> DraftModel:
-        return DraftModel(
-            model,
-            num_blocks=num_blocks,
-            block_size=self._block_size,
-            max_len=self._config.max_position_embeddings,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
     def _new_kv(self) -> tuple[Tensor, Tensor]:
         pinned = self._device.type == "cuda" and self._host_kv_shape[2] > 0
         return (
-            empty_kv(self._kv_shape, self._dtype, self._device),
-            empty_kv(self._host_kv_shape, self._dtype, torch.device("cpu"), pinned=pinned),
+            empty_kv(self._kv_shape, self._kv_dtype, self._device),
+            empty_kv(self._host_kv_shape, self._kv_dtype, torch.device("cpu"), pinned=pinned),
         )
 
     def sleep(self) -> Slept:
         """Drops the KV cache; on a GPU moves the weights to host memory. On a CPU they are there already and stay."""
         self._sequences.clear()
         self._decoder.drop_recordings()
-        freed = self._kv.nbytes + self._host_kv.nbytes + (0 if self._draft is None else self._draft.sleep())
+        freed = self._kv.nbytes + self._host_kv.nbytes + (0 if self._drafter is None else self._drafter.sleep())
         self._kv = self._host_kv = torch.empty(0)
         if self._device.type != "cuda":
             return Slept(freed, "kept")
@@ -228,8 +249,8 @@ class ModelRunner:
         try:
             self._weights.restore()
             self._kv, self._host_kv = self._new_kv()
-            if self._draft is not None:
-                self._draft.wake()
+            if self._drafter is not None:
+                self._drafter.wake()
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
                 raise
@@ -248,26 +269,28 @@ class ModelRunner:
             raise MemoryError(str(exc)) from exc
 
     def _run_step(self, plan: StepPlan) -> StepResult:
-        started = time.perf_counter()
+        started, own_started = time.perf_counter(), time.thread_time()
         for seq_id in plan.forgotten:
             self._sequences.pop(seq_id, None)
         for new in plan.new:
             self._sequences[new.seq_id] = self._sequence_of(new)
-        if self._draft is not None:
+        if self._drafter is not None:
             for seq_id in (*plan.forgotten, *(new.seq_id for new in plan.new)):
-                self._draft.forget(seq_id)
+                self._drafter.forget(seq_id)
         with torch.inference_mode():
             swap_blocks(self._kv, self._host_kv, plan.swap_out)
             swap_blocks(self._host_kv, self._kv, plan.swap_in)
             copy_blocks(self._kv, plan.copies)
+            if self._drafter is not None:
+                self._drafter.move(plan.swap_out, plan.swap_in, plan.copies)
         failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
         scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
         token_ids: dict[str, tuple[int, ...]] = {}
         logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        of_prompts = OfPrompts()
         with self._mask_worker.working_on(self._matchers_of(scheduled)) as masks:
             with self._team_for(scheduled):
-                logits = self._forward(scheduled, failed, prompt_logprobs)
+                logits = self._forward(scheduled, failed, of_prompts)
             allowed = masks()
         sampling = [s for s in scheduled if s.samples]
         if sampling:
@@ -295,37 +318,49 @@ class ModelRunner:
             reasons = {seq_id: failure.message for seq_id, failure in failed.items()}
             log.warning("step.sequences_failed", step_id=plan.step_id, failed=reasons)
         proposals = self._propose(scheduled, token_ids)
-        seconds = time.perf_counter() - started
-        return StepResult(plan.step_id, token_ids, seconds, logprobs, failed, prompt_logprobs, proposals)
+        # It computes beside its team and spins where it waits: without a neighbour, that is the step's time.
+        own_seconds = time.thread_time() - own_started if self._device.type == "cpu" else 0.0
+        return StepResult(
+            plan.step_id,
+            token_ids,
+            time.perf_counter() - started,
+            logprobs,
+            failed,
+            of_prompts.logprobs,
+            proposals,
+            of_prompts.pooled,
+            own_seconds,
+        )
 
     @contextmanager
     def _team_for(self, scheduled: list[Scheduled]) -> Iterator[None]:
         """As many threads as the judge says for a decoding step; all of them for prompts."""
-        rows = sum(s.num_tokens for s in scheduled)
+        rows, self._team_size = sum(s.num_tokens for s in scheduled), torch.get_num_threads()
         if self._team is None or not all(s.samples and s.num_known_tokens == 1 for s in scheduled):
             yield
             return
-        most, started = torch.get_num_threads(), time.perf_counter()
-        num_threads = min(self._team.num_threads(rows, started), most)
-        if num_threads != most:
-            torch.set_num_threads(num_threads)
+        started = time.perf_counter()
+        self._team_size = min(self._team.num_threads(rows, started), torch.get_num_threads())
         try:
-            yield
+            with _threads(self._team_size):
+                yield
         finally:
             now = time.perf_counter()
-            self._team.observe(rows, num_threads, now - started, now)
-            if num_threads != most:
-                torch.set_num_threads(most)
+            self._team.observe(rows, self._team_size, now - started, now)
 
     def _propose(self, scheduled: list[Scheduled], token_ids: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        if self._draft is None:
+        if self._drafter is None:
             return {}
-        wanted = [
-            Wanted(s.seq_id, self._sequences[s.seq_id].token_ids, s.block_ids, s.num_wanted)
-            for s in scheduled
-            if s.num_wanted and s.seq_id in token_ids
-        ]
-        return self._draft.propose(wanted) if wanted else {}
+        wanted, row = [], 0
+        for s in scheduled:
+            if s.num_wanted and (drawn := token_ids.get(s.seq_id)):
+                tokens = self._sequences[s.seq_id].token_ids
+                wanted.append(Wanted(s.seq_id, tokens, s.block_ids, s.num_wanted, row + len(drawn) - 1))
+            row += 1 + len(s.draft) if s.samples else 0
+        if not wanted:
+            return {}
+        with _threads(self._team_size):  # what is faster for the model is so for what drafts
+            return self._drafter.propose(wanted, self._decoder.last_hidden)
 
     def _sequence_of(self, new: NewSequence) -> Sequence:
         grammar = new.sampling.grammar
@@ -360,9 +395,9 @@ class ModelRunner:
         self,
         scheduled: list[Scheduled],
         failed: dict[str, SequenceFailure],
-        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
+        of_prompts: OfPrompts,
     ) -> Tensor | None:
-        """Logits of the sampling sequences; what is asked of prompts goes into `prompt_logprobs`.
+        """Logits of the sampling sequences; what is asked of prompts goes into `of_prompts`.
 
         Out of memory drops the largest sequence and tries the others again.
 
@@ -371,9 +406,9 @@ class ModelRunner:
         while scheduled:
             try:
                 batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
-                if all(self._sequences[s.seq_id].sampling.num_prompt_logprobs is None for s in scheduled):
+                if not any(self._sequences[s.seq_id].reads_prompt_states for s in scheduled):
                     return self._decoder.forward(batch, self._kv)
-                return self._forward_scored(scheduled, batch, prompt_logprobs, failed)
+                return self._forward_scored(scheduled, batch, of_prompts, failed)
             except (RuntimeError, MemoryError) as exc:
                 if not _is_out_of_memory(exc):
                     raise
@@ -396,14 +431,18 @@ class ModelRunner:
         self,
         scheduled: list[Scheduled],
         batch: Batch,
-        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
+        of_prompts: OfPrompts,
         failed: dict[str, SequenceFailure],
     ) -> Tensor:
         hidden = self._decoder.hidden(batch, self._kv)
         found, non_finite = score_prompts(
             scheduled, self._sequences, batch, lambda rows: self._decoder.logits(hidden, rows)
         )
-        prompt_logprobs |= found
+        of_prompts.logprobs |= found
+        if any(self._sequences[s.seq_id].sampling.pooling is not None for s in scheduled):
+            normed, classes = self._decoder.normed(hidden), self._decoder.weights.classes
+            of_prompts.pooled, bad = pool(scheduled, self._sequences, batch, normed, classes)
+            non_finite += bad
         failed |= dict.fromkeys(non_finite, NON_FINITE_LOGITS)
         return self._decoder.logits(hidden, batch.sample_rows)
 
@@ -436,6 +475,19 @@ def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype {name!r} is not supported; supported are auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of torch's team."""
+    most = torch.get_num_threads()
+    if count != most:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count != most:
+            torch.set_num_threads(most)
 
 
 def _is_out_of_memory(exc: BaseException) -> bool:

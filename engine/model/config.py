@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -18,8 +18,28 @@ MODEL_TYPES = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+# What an architecture's name ends with: Qwen3ForCausalLM generates, Qwen3Model gives vectors.
+HEADS: Mapping[str, Literal["lm", "none", "classes"]] = {
+    "ForCausalLM": "lm",
+    "ForSequenceClassification": "classes",
+    "Model": "none",
+}
+# How the names of families begin that see a text from both sides: their vectors are asked for most often.
+ENCODERS = (
+    "Albert",
+    "Bert",
+    "Deberta",
+    "DistilBert",
+    "Electra",
+    "MPNet",
+    "ModernBert",
+    "NomicBert",
+    "Roberta",
+    "XLMRoberta",
+)
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 MAX_LAYERS, MAX_WIDTH, MAX_VOCAB, MAX_POSITIONS, MAX_EXPERTS = 1_000, 1 << 18, 1 << 22, 1 << 24, 1_024
+MAX_LABELS = 10_000
 
 
 class BadConfigError(ValueError):
@@ -73,6 +93,8 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = field(default_factory=RopeConfig)
+    head: Literal["lm", "none", "classes"] = "lm"  # without one of its own the tied one serves the golden prompt
+    num_labels: int = 0  # with a head for classes
     tied_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -89,6 +111,11 @@ class ModelConfig:
         """How many of the latest positions this layer sees, its own included; None is all."""
         return self.sliding_window if layer in self.windowed_layers else None
 
+    @property
+    def widest_window(self) -> int | None:
+        """How many of the latest positions any layer sees; None: one sees all."""
+        return self.sliding_window if len(self.windowed_layers) == self.num_layers else None
+
     def has_experts(self, layer: int) -> bool:
         """Whether this layer is a mixture of experts."""
         return self.moe is not None and layer not in self.moe.dense_layers
@@ -96,7 +123,7 @@ class ModelConfig:
 
 def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a decoded `config.json`. Raises BadConfigError."""
-    architecture, kind = _architecture(tree)
+    architecture, kind, head = _architecture(tree)
     act = tree.get("hidden_act", "silu")
     if act != "silu":
         raise BadConfigError(f"hidden_act: {act!r} is not supported; silu is")
@@ -124,7 +151,9 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
         max_position_embeddings=_longest(positions, rope),
         rms_norm_eps=_number(tree, "rms_norm_eps", 1e-6),
         rope=rope,
-        tied_embeddings=bool(tree.get("tie_word_embeddings", False)),
+        head=head,
+        num_labels=_num_labels(tree) if head == "classes" else 0,
+        tied_embeddings=head != "lm" or bool(tree.get("tie_word_embeddings", False)),
         qkv_bias=bias or kind == "qwen2",
         output_bias=bias,
         mlp_bias=bool(tree.get("mlp_bias", False)) and kind == "llama",
@@ -138,12 +167,24 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _architecture(tree: Mapping[str, Any]) -> tuple[str, str]:
+def _architecture(tree: Mapping[str, Any]) -> tuple[str, str, Literal["lm", "none", "classes"]]:
+    """The family's name with a head for language, its kind, and the head that this one has."""
     named = tree.get("architectures")
     for name in named if isinstance(named, list) else ():
-        if name in MODEL_TYPES:
-            return name, MODEL_TYPES[name]
+        for ending, head in HEADS.items():
+            family = f"{str(name).removesuffix(ending)}ForCausalLM"
+            if str(name).endswith(ending) and family in MODEL_TYPES:
+                return family, MODEL_TYPES[family], head
+    if isinstance(named, list) and any(str(name).startswith(ENCODERS) for name in named):
+        message = "is an encoder: vectors and scores come from decoders here, such as Qwen3-Embedding"
+        raise BadConfigError(f"architectures: {named!r} {message}")
     raise BadConfigError(f"architectures: {named!r} is not supported; supported are {', '.join(MODEL_TYPES)}")
+
+
+def _num_labels(tree: Mapping[str, Any]) -> int:
+    labels = tree.get("id2label")
+    named = len(labels) if isinstance(labels, dict) and labels else 2  # as transformers has it
+    return _count(tree, "num_labels", MAX_LABELS, default=named)
 
 
 def _count(tree: Mapping[str, Any], key: str, limit: int, default: int | None = None) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.model.batch import Batch
 from engine.model.config import ModelConfig
 from engine.model.decoder_stack import DecoderStack
+from engine.model.layer_features import LayerFeatures
 from engine.model.recorded_steps import RecordedSteps, can_record
 from engine.model.weights import DecoderWeights
 from kernels.cpu.dtypes import has_kernels
@@ -20,13 +21,25 @@ class Decoder:
     """Weights and the forward pass.
 
     `is_batch_invariant`: whether a sequence's bits are the same in every batch; None where nothing promises it.
+    `last_hidden`: [num_rows, hidden], what the latest logits were made from; good for as long as they are.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, num_positions: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        *,
+        num_positions: int,
+        stack: DecoderStack | None = None,
+        features: LayerFeatures | None = None,
+    ) -> None:
+        """`stack`: other stages than a decoder's; `features`: where what its layers begin with is kept."""
         self.config = config
         self.weights = weights
         self.is_batch_invariant: bool | None = None
-        self._stack = DecoderStack(config, weights, num_positions=num_positions)
+        self.last_hidden = weights.embedding.new_empty((0, config.hidden_size))
+        self._stack = DecoderStack(config, weights, num_positions=num_positions) if stack is None else stack
+        self._stack.features = features
         self._recorded: RecordedSteps | None = None
 
     def prepare(self) -> None:
@@ -49,8 +62,9 @@ class Decoder:
 
         Shapes: kv: [layers, 2, num_blocks, block_size, kv_heads, head_dim].
         """
-        if self._recorded is not None and (logits := self._recorded.logits(batch, kv)) is not None:
-            return logits
+        if self._recorded is not None and (said := self._recorded.said(batch, kv)) is not None:
+            self.last_hidden = said.hidden
+            return said.logits
         return self.logits(self.hidden(batch, kv), batch.sample_rows)
 
     @torch.inference_mode()
@@ -60,9 +74,16 @@ class Decoder:
         return stack.layers(stack.embed(batch), batch, stack.plans(batch), kv)
 
     @torch.inference_mode()
+    def normed(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
+        """What the head would be given: [num_tokens, hidden]."""
+        return self._stack.final_norm(*hidden)
+
+    @torch.inference_mode()
     def logits(self, hidden: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         """Logits of the asked rows alone, [num_rows, vocab]: the head is the largest matrix."""
         x, residual = hidden
         if rows.shape[0] == 0:
+            self.last_hidden = x[:0]
             return x.new_empty((0, self.config.vocab_size))
-        return self._stack.head(x[rows], residual[rows])
+        self.last_hidden, logits = self._stack.head(x[rows], residual[rows])
+        return logits

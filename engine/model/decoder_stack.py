@@ -7,21 +7,30 @@ decoding step can be recorded (`recorded_steps.py`) or computed as it comes (`de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.model.batch import Batch
-from engine.model.config import ModelConfig, MoeConfig
+from engine.model.config import ModelConfig
+from engine.model.layer_features import LayerFeatures
 from engine.model.rope import rope_tables
-from engine.model.weights import DecoderWeights, DenseWeights, ExpertWeights, LayerWeights
+from engine.model.weights import DecoderWeights, DenseWeights, LayerWeights
 from kernels.cpu.progress import mark_progress
+from kernels.experts import mix_experts
 from kernels.layer_ops import rms_norm, rope_store
 from kernels.linear import gated_linear, row_linear
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 
-Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor]  # of the layers: embeddings, and cosine and sine of the positions
+Inputs: TypeAlias = tuple[Tensor, ...]  # of the layers: embeddings, cosine and sine of the positions, and what else
+
+
+class Said(NamedTuple):
+    """What the model makes of some rows."""
+
+    hidden: Tensor  # [num_rows, hidden]: the last normalisation's result, which Medusa heads read too
+    logits: Tensor  # [num_rows, vocab]
 
 
 class DecoderStack:
@@ -33,6 +42,7 @@ class DecoderStack:
         self.device = weights.embedding.device
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
+        self.features: LayerFeatures | None = None  # what layers begin with is kept there, if anybody wants it
 
     def embed(self, batch: Batch, into: Inputs | None = None) -> Inputs:
         """What the layers begin with, written over earlier inputs of the same shapes if there are any.
@@ -73,6 +83,8 @@ class DecoderStack:
         for index, layer in enumerate(self.weights.layers):
             before_layer()
             mark_progress()
+            if self.features is not None:
+                self.features.keep(index, residual, batch.slots)
             x = self._attend(x, layer, batch, kv[index], cos, sin, plans[config.window_of(index)])
             x, residual = rms_norm(x, layer.mlp_norm, eps, residual)
             x = self._feed_forward(x, layer)
@@ -80,10 +92,14 @@ class DecoderStack:
                 x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
         return x, residual
 
-    def head(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The last normalisation and the product with the vocabulary: [num_rows, hidden] to [num_rows, vocab]."""
-        x, _ = rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps, residual)
-        return row_linear(x, self.weights.head)
+    def head(self, x: Tensor, residual: Tensor) -> Said:
+        """The last normalisation and the product with the vocabulary, of [num_rows, hidden]."""
+        hidden = self.final_norm(x, residual)
+        return Said(hidden, row_linear(hidden, self.weights.head))
+
+    def final_norm(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The last normalisation: [num_rows, hidden]."""
+        return rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps, residual)[0]
 
     def _attend(
         self,
@@ -126,23 +142,6 @@ class DecoderStack:
         if isinstance(mlp, DenseWeights):
             inner = gated_linear(x, mlp.gate_up, mlp.gate_up_bias)
             return row_linear(inner, mlp.down, mlp.down_bias)
-        return _mix_experts(x, mlp, self.config.moe)
-
-
-def _mix_experts(x: Tensor, weights: ExpertWeights, moe: MoeConfig) -> Tensor:
-    """A mixture of experts: each token goes through the few experts that its router scores highest.
-
-    Shapes: x and the result: [num_tokens, hidden]. A token's experts are added up in order of their number,
-    whatever the batch.
-    """
-    scores = torch.softmax(row_linear(x, weights.router).float(), dim=-1)
-    shares, chosen = scores.topk(moe.experts_per_token, dim=-1)
-    if moe.renormalise:
-        shares = shares / shares.sum(-1, keepdim=True)
-    shares = shares.to(x.dtype)
-    out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
-        rows, rank = torch.where(chosen == expert)
-        inner = gated_linear(x[rows], weights.gate_up[expert])
-        out[rows] += row_linear(inner, weights.down[expert]) * shares[rows, rank, None]
-    return out
+        moe, scores = self.config.moe, row_linear(x, mlp.router)
+        options = {"per_token": moe.experts_per_token, "renormalise": moe.renormalise}
+        return mix_experts(x, scores, mlp.gate_up, mlp.down, **options)

@@ -11,22 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.gguf.header import BadGgufError, find_gguf
 from engine.model.config import BadConfigError, ModelConfig, parse_config
 from engine.model.gguf_model import open_gguf
-from engine.model.packed_weights import PackedFormat, packed_format, packed_shape
+from engine.model.packed_weights import PackedFormat, Parts, packed_format, packed_shape, why_no_scales
 from engine.model.safetensors_header import BadHeaderError, TensorInfo, read_header
-from engine.model.tensor_names import expected_tensors, unexpected_tensors
+from engine.model.tensor_names import CLASSES, PREFIX, expected_tensors, unexpected_tensors
 
 MANIFEST = "manifest.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOAT_DTYPES = {"F32", "F16", "BF16", "F64"}
-KV_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_CODES = ("int8", "fp8")  # a byte each, and two for the scale of a token's head: `kernels.kv_codes`
+KV_SCALE_BYTES = 2
 MAX_JSON_BYTES = 64 << 20
 _NAMED_TENSORS = 3  # of those that are too many
 FETCH_AGAIN = "copy or download the model again"
@@ -54,7 +56,13 @@ class ModelDir:
     weight_bytes: int  # as stored
     revision: str  # 12 hex digits that change when any file's content (with a manifest) or size changes
     is_verified: bool  # a manifest was there and every checksum agreed
-    packed: PackedFormat | None = None  # how matrices lie whose parts, and not themselves, are in `files`
+    packed: PackedFormat | None = None  # how the matrices lie that have `parts`
+    parts: Mapping[str, Parts] = field(default_factory=dict)  # of a matrix, by its name; they are in `files`
+    is_bare: bool = False  # names in the files lack their `PREFIX`, as of models that were saved without a head
+
+    def stored_name(self, name: str) -> str:
+        """What a tensor is called in its file."""
+        return name.removeprefix(PREFIX) if self.is_bare else name
 
 
 def open_model(path: Path | str, *, verify: bool = True, progress: Progress | None = None) -> ModelDir:
@@ -70,9 +78,7 @@ def open_model(path: Path | str, *, verify: bool = True, progress: Progress | No
             "no such directory",
             "give a Hugging Face model directory or a GGUF file, or make one: fleetctl-node make-model",
         )
-    manifest = _read_manifest(directory) if directory.is_dir() else None
-    if manifest is not None:
-        _check_manifest(directory, manifest, verify, progress)
+    manifest = checked_manifest(directory, verify, progress) if directory.is_dir() else None
     try:
         gguf = find_gguf(directory)
     except BadGgufError as exc:
@@ -82,10 +88,15 @@ def open_model(path: Path | str, *, verify: bool = True, progress: Progress | No
     if not directory.is_dir():
         raise BadModelError(directory, "no model: a file that is served ends in .gguf", FETCH_AGAIN)
     config, packed = _read_config(directory)
-    files, tensors = _find_tensors(directory)
-    whole, parts = _joined(config, packed, tensors)
-    _check_tensors(directory, config, {**files, **{name: files[own[0]] for name, own in parts.items()}}, whole)
-    needed = [part for name in expected_tensors(config) for part in parts.get(name, (name,))]
+    files, tensors = find_tensors(directory)
+    is_bare = f"{PREFIX}norm.weight" not in tensors and "norm.weight" in tensors
+    if is_bare:
+        files = {name if name == CLASSES else f"{PREFIX}{name}": path for name, path in files.items()}
+        tensors = {name if name == CLASSES else f"{PREFIX}{name}": info for name, info in tensors.items()}
+    whole, parts = _joined(config, packed, tensors, files)
+    first_files = {name: files[next(iter(own.values()))] for name, own in parts.items()}
+    _check_tensors(directory, config, {**files, **first_files}, whole)
+    needed = [part for name in expected_tensors(config) for part in parts.get(name, {name: name}).values()]
     wanted = {name: files[name] for name in needed}
     return ModelDir(
         path=directory,
@@ -95,6 +106,8 @@ def open_model(path: Path | str, *, verify: bool = True, progress: Progress | No
         revision=_revision(directory, manifest, set(files.values())),
         is_verified=manifest is not None and verify,
         packed=packed,
+        parts=parts,
+        is_bare=is_bare,
     )
 
 
@@ -109,8 +122,9 @@ def _open_gguf(path: Path, *, is_verified: bool) -> ModelDir:
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
-    """Bytes of KV cache that one token takes: 2 x layers x KV heads x head size x bytes of one number."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * _dtype_bytes(dtype)
+    """Bytes of KV cache that one token takes: 2 x layers x KV heads x bytes of a head, with its scale if it has one."""
+    head = config.head_dim + KV_SCALE_BYTES if dtype in KV_CODES else config.head_dim * dtype_bytes(dtype)
+    return 2 * config.num_layers * config.num_kv_heads * head
 
 
 def size_kv(config: ModelConfig, dtype: str, *, block_size: int, budget_bytes: int) -> int:
@@ -126,7 +140,7 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
         for side in shape:
             size *= side
         count += size
-    return count * _dtype_bytes(dtype)
+    return count * dtype_bytes(dtype)
 
 
 def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
@@ -140,13 +154,15 @@ def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _dtype_bytes(dtype: str) -> int:
-    if dtype not in KV_DTYPE_BYTES:
-        raise ValueError(f"dtype {dtype!r} is not supported; supported are {', '.join(KV_DTYPE_BYTES)}")
-    return KV_DTYPE_BYTES[dtype]
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one number. Raises ValueError for a type that nothing is computed in."""
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype {dtype!r} is not supported; supported are {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises BadModelError."""
     if not path.is_file():
         raise BadModelError(path, "missing", FETCH_AGAIN)
     if path.stat().st_size > MAX_JSON_BYTES:
@@ -161,26 +177,32 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _joined(
-    config: ModelConfig, packed: PackedFormat | None, tensors: Mapping[str, TensorInfo]
-) -> tuple[dict[str, TensorInfo], dict[str, tuple[str, ...]]]:
+    config: ModelConfig, packed: PackedFormat | None, tensors: Mapping[str, TensorInfo], files: Mapping[str, Path]
+) -> tuple[dict[str, TensorInfo], dict[str, Parts]]:
     """The tensors as loading gives them, and the parts of those that are packed."""
-    parts: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, Parts] = {}
     whole = dict(tensors)
-    for name in expected_tensors(config) if packed is not None else ():
-        own = packed.parts(name) if packed is not None and name.endswith(".weight") else ()
-        if name in tensors or not own or not all(part in tensors for part in own):
+    if packed is None:
+        return whole, parts
+    for name, wanted in expected_tensors(config).items():
+        own = packed.parts(name, tensors)
+        if not own:
             continue
-        assert packed is not None
+        first, codes = next(iter(own.items()))
+        scales = next(part for ending, part in own.items() if "scale" in ending)
+        shape = packed_shape(packed, tensors[codes].shape, wanted, first)
+        if shape == wanted and (problem := why_no_scales(packed, shape, tensors[scales].shape)) is not None:
+            raise BadModelError(files[scales], f"tensor {scales}: {problem}", "config and weights must be of one model")
         parts[name] = own
-        stored = sum(whole.pop(part).num_bytes for part in own)
-        whole[name] = TensorInfo("F32", packed_shape(packed, tensors[own[0]].shape), stored)
+        stored = sum(whole.pop(part).num_bytes for part in own.values())
+        whole[name] = TensorInfo("F32", shape, stored)
     return whole, parts
 
 
 def _read_config(directory: Path) -> tuple[ModelConfig, PackedFormat | None]:
     path = directory / "config.json"
     try:
-        tree = _read_json(path)
+        tree = read_json(path)
         return parse_config(tree), packed_format(tree)
     except BadConfigError as exc:
         raise BadModelError(path, str(exc), "serve another model, or correct the file") from exc
@@ -198,7 +220,7 @@ def _read_manifest(directory: Path) -> dict[str, tuple[str, int]] | None:
     path = directory / MANIFEST
     if not path.exists():
         return None
-    listed = _read_json(path).get("files")
+    listed = read_json(path).get("files")
     if not isinstance(listed, dict):
         raise BadModelError(path, "has no table 'files'", "make the manifest again, or remove it to serve unverified")
     found: dict[str, tuple[str, int]] = {}
@@ -209,6 +231,14 @@ def _read_manifest(directory: Path) -> dict[str, tuple[str, int]] | None:
             raise BadModelError(path, f"files.{name}: expected sha256 and bytes", "make the manifest again")
         found[name] = (digest.lower(), size)
     return found
+
+
+def checked_manifest(directory: Path, verify: bool, progress: Progress | None) -> dict[str, tuple[str, int]] | None:
+    """What `manifest.json` says, once it was compared with the files; None without one. Raises BadModelError."""
+    manifest = _read_manifest(directory)
+    if manifest is not None:
+        _check_manifest(directory, manifest, verify, progress)
+    return manifest
 
 
 def _check_manifest(
@@ -233,18 +263,21 @@ def _check_manifest(
             raise BadModelError(path, f"sha256 differs from {MANIFEST}: the file was changed or damaged", FETCH_AGAIN)
 
 
-def _find_tensors(directory: Path) -> tuple[dict[str, Path], dict[str, TensorInfo]]:
-    """Where each tensor is, by the index when there is one, and what its file's header says."""
+def find_tensors(directory: Path, single: str = SINGLE) -> tuple[dict[str, Path], dict[str, TensorInfo]]:
+    """Where each tensor is, by the index when there is one, and what its file's header says.
+
+    `single` is the file that holds all of them where there is no index. Raises BadModelError.
+    """
     index = directory / INDEX
     claimed: dict[str, Path] = {}
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise BadModelError(index, "has no table 'weight_map'", FETCH_AGAIN)
         claimed = {name: _inside(directory, file, index) for name, file in weight_map.items()}
         shards = sorted(set(claimed.values()))
     else:
-        shards = [directory / SINGLE]
+        shards = [directory / single]
     headers = {shard: _header(shard, index if claimed else None) for shard in shards}
     files = claimed or dict.fromkeys(headers[shards[0]], shards[0])
     for name, shard in claimed.items():
@@ -278,7 +311,8 @@ def _check_tensors(
             problem = f"tensor {name} is {list(found.shape)}, {source} calls for {list(shape)}"
             raise BadModelError(files[name], problem, "config and weights must be of one model")
         if found.dtype not in FLOAT_DTYPES:
-            raise BadModelError(files[name], f"tensor {name} is {found.dtype}", "serve the unquantised model")
+            remedy = "serve the unquantised model, or one whose config.json says how it is quantised and has its scales"
+            raise BadModelError(files[name], f"tensor {name} is {found.dtype}", remedy)
     if left_out := unexpected_tensors(config, tensors):
         named = ", ".join(left_out[:_NAMED_TENSORS]) + (", ..." if len(left_out) > _NAMED_TENSORS else "")
         problem = f"{len(left_out)} tensors that config.json does not call for ({config.num_layers} layers): {named}"
@@ -297,8 +331,12 @@ def _revision(directory: Path, manifest: Mapping[str, tuple[str, int]] | None, s
 __all__ = [
     "BadModelError",
     "ModelDir",
+    "checked_manifest",
+    "dtype_bytes",
+    "find_tensors",
     "kv_bytes_per_token",
     "open_model",
+    "read_json",
     "sha256_of",
     "size_kv",
     "weight_bytes",

@@ -11,28 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine.model.batch import make_batch
 from engine.model.decoder import Decoder
 from engine.model.directory import ModelDir
+from engine.model.drafter import Wanted
 from engine.model.kv_memory import empty_kv
+from engine.model.layer_features import LayerFeatures
 from engine.model.weights import load_weights
 from engine.protocol.step import Scheduled
+from kernels.kv_cache import Pairs
+from kernels.kv_codes import KvCacheDtype, kv_format
 
 RECORDED_TOKENS = 8  # of a sequence: all that it is behind after proposals, right or wrong
 CATCH_UP_TOKENS = 256  # of all sequences in one step: what comes beside it must not wait long
-
-
-class Wanted(NamedTuple):
-    """A sequence that proposals are wanted for, as it is after the step."""
-
-    seq_id: str
-    token_ids: Sequence[int]
-    block_ids: tuple[int, ...]
-    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -52,7 +47,9 @@ class _Drafted:
 
 
 class DraftModel:
-    """`prepare` once, then `propose` after each step. One thread uses it."""
+    """A `Drafter`."""
+
+    features: LayerFeatures | None = None
 
     def __init__(
         self,
@@ -63,12 +60,14 @@ class DraftModel:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        kv_cache_dtype: KvCacheDtype = "auto",
     ) -> None:
         """Raises BadModelError, and what torch raises where memory runs out."""
         config = model.config
         self._device, self._dtype, self._block_size = device, dtype, block_size
         self._max_len = min(max_len, config.max_position_embeddings)
-        self._kv_shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self._kv_dtype, row = kv_format(kv_cache_dtype, dtype, config.head_dim)
+        self._kv_shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, row)
         weights = load_weights(model, dtype=dtype, device=str(device))
         self._decoder = Decoder(config, weights, num_positions=self._max_len)
         self._sequences: dict[str, _Drafted] = {}
@@ -88,13 +87,16 @@ class DraftModel:
 
     def wake(self) -> None:
         """Takes the memory of the KV cache."""
-        self._kv = empty_kv(self._kv_shape, self._dtype, self._device)
+        self._kv = empty_kv(self._kv_shape, self._kv_dtype, self._device)
 
     def forget(self, seq_id: str) -> None:
         """The sequence has ended, or lies in other blocks from now on."""
         self._sequences.pop(seq_id, None)
 
-    def propose(self, wanted: Sequence[Wanted]) -> dict[str, tuple[int, ...]]:
+    def move(self, swap_out: Pairs, swap_in: Pairs, copies: Pairs) -> None:
+        """Its own KV of a sequence in other blocks is made anew."""
+
+    def propose(self, wanted: Sequence[Wanted], hidden: Tensor) -> dict[str, tuple[int, ...]]:
         """By sequence id the tokens that this model takes to come next; none of one that it has to catch up with."""
         proposals = self._first_proposals(wanted)
         asked = {one.seq_id: one for one in wanted if one.seq_id in proposals}

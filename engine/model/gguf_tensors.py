@@ -43,8 +43,8 @@ class GgufTensors:
         found = dequantised(read_bytes(self._path, stored), stored.type, stored.shape)
         return found if place.rotated is None else found[self._order(place, found.shape[0])]
 
-    def get_blocks(self, name: str) -> BlockWeight:
-        """A matrix of a kind that has kernels, as it lies."""
+    def get_blocks(self, name: str, kind: Kind) -> BlockWeight:
+        """A matrix of a kind that `block_kind` said, as it lies."""
         place, stored = self._stored(name)
         found = _blocks(read_bytes(self._path, stored), stored)
         return found if place.rotated is None else found.rows(torch.tensor(self._order(place, found.shape[0])))

@@ -49,10 +49,11 @@ def score_prompts(
 def _score(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     logprobs = torch.log_softmax(logits.float(), -1)
     index = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
-    chosen = logprobs.gather(1, index[:, None])[:, 0].tolist()
+    own = logprobs.gather(1, index[:, None])
+    chosen, ranks = own[:, 0].tolist(), ((logprobs > own).sum(1) + 1).tolist()
     if not num_top:
-        return [TokenLogprobs(logprob) for logprob in chosen]
+        return [TokenLogprobs(logprob, rank=rank) for logprob, rank in zip(chosen, ranks, strict=True)]
     values, ids = logprobs.topk(min(num_top, logprobs.shape[1]))
     tops = zip(ids.tolist(), values.tolist(), strict=True)
-    pairs = zip(chosen, tops, strict=True)
-    return [TokenLogprobs(logprob, tuple(zip(*top, strict=True))) for logprob, top in pairs]
+    found = zip(chosen, tops, ranks, strict=True)
+    return [TokenLogprobs(logprob, tuple(zip(*top, strict=True)), rank) for logprob, top, rank in found]

@@ -21,6 +21,7 @@ from engine.model.sequence import Sequence as SequenceState
 from engine.model.weights import Quantization, load_weights
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled
 from engine.text.tokenizer import load_tokenizer
+from kernels.kv_codes import KvCacheDtype, kv_format
 
 BLOCK_SIZE = 16
 WINDOW = 256  # tokens that are read together; the first ones of each have little to go by
@@ -35,6 +36,7 @@ class Candidate:
     path: Path
     dtype: str = "auto"
     quantization: Quantization | None = None
+    kv_cache_dtype: KvCacheDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,9 @@ class _Model:
         self._decoder = Decoder(model.config, weights, num_positions=min(WINDOW, model.config.max_position_embeddings))
         self._decoder.prepare()
         blocks = -(-WINDOW // BLOCK_SIZE)
-        shape = (self._config.num_layers, 2, blocks, BLOCK_SIZE, self._config.num_kv_heads, self._config.head_dim)
-        self._kv = torch.zeros(shape, dtype=self._dtype)
+        kv_dtype, row = kv_format(candidate.kv_cache_dtype, self._dtype, self._config.head_dim)
+        shape = (self._config.num_layers, 2, blocks, BLOCK_SIZE, self._config.num_kv_heads, row)
+        self._kv = torch.zeros(shape, dtype=kv_dtype)
 
     def logits(self, tokens: tuple[int, ...]) -> Tensor:
         """Of every position: [num_tokens, vocab]."""

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import Batch
-from engine.model.decoder_stack import DecoderStack
-from engine.model.weights import DecoderWeights, DenseWeights
+from engine.model.decoder_stack import DecoderStack, Said
+from engine.model.weights import DecoderWeights, ExpertWeights
 from kernels.cpu.dtypes import has_kernels
+from kernels.cpu.expert_matrices import ExpertMatrices
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
@@ -27,13 +28,13 @@ MAX_ROWS = 64  # above, what Python costs is small beside the step
 
 
 def can_record(weights: DecoderWeights) -> bool:
-    """Whether every part of a step is a launch of the compiled kernels: not where experts are chosen on the way."""
-    matrices = [weights.head]
+    """Whether every part of a step is a launch of the compiled kernels: matrices are packed, experts alike."""
+    matrices: list[object] = [weights.head]
     for layer in weights.layers:
-        if not isinstance(layer.mlp, DenseWeights):
-            return False
         matrices += [layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down]
-    are_recordable = all(isinstance(matrix, PanelMatrix) for matrix in matrices)
+        if isinstance(layer.mlp, ExpertWeights):
+            matrices.append(layer.mlp.router)
+    are_recordable = all(isinstance(matrix, PanelMatrix | ExpertMatrices) for matrix in matrices)
     return are_recordable and has_kernels(weights.embedding)
 
 
@@ -54,8 +55,8 @@ class RecordedSteps:
         self._steps.clear()
         self._cache_at = 0
 
-    def logits(self, batch: Batch, kv: Tensor) -> Tensor | None:
-        """`Decoder.forward`'s result, good until the next step; None if the batch is no such step."""
+    def said(self, batch: Batch, kv: Tensor) -> Said | None:
+        """Of every row, good until the next step; None if the batch is no such step."""
         rows = batch.token_ids.shape[0]
         if not 0 < rows == batch.sample_rows.shape[0] <= MAX_ROWS:
             return None
@@ -67,12 +68,12 @@ class RecordedSteps:
         key = (rows, num_threads, min(num_threads, self._stack.config.num_kv_heads * batch.seq_lens.shape[0]))
         if (step := self._steps.get(key)) is None:
             step = self._steps[key] = _Step(self._stack, batch, kv, self._arena)
-            return step.logits
+            return step.said
         return step.replay(batch)
 
 
 class _Step:
-    """Recorded by doing it: `logits`, in the arena, is the result for the batch that it was made with."""
+    """Recorded by doing it: `said`, in the arena, is the result for the batch that it was made with."""
 
     def __init__(self, stack: DecoderStack, batch: Batch, kv: Tensor, arena: Arena) -> None:
         self._stack = stack
@@ -84,11 +85,11 @@ class _Step:
         self._latest = plans
         with Recorder(arena) as recorder:
             own = replace(batch, slots=self._slots)
-            self.logits = stack.head(*stack.layers(self._inputs, own, self._plans, kv, arena.next_generation))
+            self.said = stack.head(*stack.layers(self._inputs, own, self._plans, kv, arena.next_generation))
         self._recording = Recording(recorder)
 
-    def replay(self, batch: Batch) -> Tensor:
-        """The logits of another batch of as many tokens, in the same cache."""
+    def replay(self, batch: Batch) -> Said:
+        """What is said of another batch of as many tokens, in the same cache."""
         assert batch.slots.shape == self._slots.shape, "a step is recorded for one number of tokens"
         self._stack.embed(batch, self._inputs)
         self._slots.copy_(batch.slots)
@@ -96,4 +97,4 @@ class _Step:
         for window, plan in self._latest.items():
             self._plans[window].redirect(plan)
         self._recording.replay()
-        return self.logits
+        return self.said

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.protocol.failure import SequenceFailure
 from engine.protocol.step import NewSequence, TokenLogprobs
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
+from engine.text.token_rules import rules_of
 from kernels.sample_row import Drawn, SampleRow
 
 
@@ -17,7 +21,9 @@ class Sequence:
         "_counts",
         "_has_counts",
         "_has_seen",
+        "_rules",
         "_seen",
+        "hidden_sum",
         "matcher",
         "num_prompt_tokens",
         "problem",
@@ -30,10 +36,12 @@ class Sequence:
     ) -> None:
         """`matcher` has taken the output so far; `problem` is why a sequence with a grammar has none."""
         self.matcher = matcher
+        self.hidden_sum: npt.NDArray[np.float64] | None = None  # of a prompt whose mean is asked for
         self.problem = problem
         self.token_ids = list(new.token_ids)
         self.num_prompt_tokens = new.num_prompt_tokens
         self.sampling = new.sampling
+        self._rules = rules_of(self.sampling, self.token_ids, self.num_prompt_tokens)
         self._has_counts = bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
         self._has_seen = self.sampling.repetition_penalty != 1
         self._seen = set(self.token_ids) if self._has_seen else set()
@@ -41,9 +49,21 @@ class Sequence:
         for token_id in self.token_ids[self.num_prompt_tokens :] if self._has_counts else ():
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
 
+    @property
+    def reads_prompt_states(self) -> bool:
+        """Whether more is asked of its prompt than to go on from it."""
+        return self.sampling.num_prompt_logprobs is not None or self.sampling.pooling is not None
+
+    def add_hidden(self, rows: npt.NDArray[np.float64]) -> None:
+        """Adds up hidden states, [num_tokens, hidden], one token after the other."""
+        before = [] if self.hidden_sum is None else [self.hidden_sum[None]]
+        self.hidden_sum = np.add.reduce(np.concatenate([*before, rows]), axis=0)
+
     def extend(self, token_ids: Tokens[int]) -> None:
         """Takes drawn tokens in; its grammar and its counts with them."""
         self.token_ids.extend(token_ids)
+        if self._rules is not None:
+            self._rules.extend(token_ids)
         for token_id in token_ids:
             if self.matcher is not None:
                 self.matcher.accept_token(token_id)
@@ -74,9 +94,12 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if position < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        if allowed is not None and params.ignore_eos:
+            banned = (*banned, *eos_token_ids)  # goes on for as long as the grammar does
+        if self._rules is not None:
+            banned = (*banned, *self._rules.banned(ahead))
+            allowed = self._rules.mask(allowed, ahead)
         if allowed is not None:
-            if params.ignore_eos:
-                banned = (*banned, *eos_token_ids)  # goes on for as long as the grammar does
             allowed, banned = without(allowed, banned) if banned else allowed, ()
         return SampleRow(
             temperature=params.temperature,
@@ -94,6 +117,7 @@ class Sequence:
             banned=banned,
             allowed=allowed,
             num_logprobs=params.num_logprobs,
+            logprob_ids=params.logprob_token_ids,
         )
 
     def _counts_with(self, ahead: Tokens[int]) -> dict[int, int]:

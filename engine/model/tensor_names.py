@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator
 from engine.model.config import ModelConfig
 
 Shape = tuple[int, ...]
+PREFIX = "model."  # of all but the heads; files of models without a head leave it out
+CLASSES = "score.weight"
 _LAYERS = "model.layers."
 _UNUSED_ENDINGS = (
     *(f".rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")),
-    *(f".{name}_scale" for name in ("k", "v", "kv")),
+    *(f".{name}_scale" for name in ("k", "v", "kv", "q", "input", "output")),
+    *(f".{name}_zero_point" for name in ("k", "v", "input")),
+    ".weight_shape",
 )
 
 
@@ -22,6 +26,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     }
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    if config.num_labels:
+        shapes[CLASSES] = (config.num_labels, config.hidden_size)
     for layer in range(config.num_layers):
         shapes.update(_layer_tensors(config, layer))
     return shapes
@@ -30,8 +36,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
 def unexpected_tensors(config: ModelConfig, names: Iterable[str]) -> list[str]:
     """Weights of layers that loading would leave out, sorted: of layers past the last one, or of no place in theirs.
 
-    What changes no answer is expected: buffers that old files carry, scales of a quantised KV cache. So is everything
-    outside of the layers: heads that are tied or not used, say.
+    What changes no answer is expected: buffers that old files carry, scales of activations and of a quantised KV cache.
+    So is everything outside of the layers: heads that are tied or not used, say.
     """
     expected = expected_tensors(config)
     left_out = (name for name in names if name.startswith(_LAYERS) and name not in expected)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import structlog
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -19,14 +22,17 @@ from engine.gguf.header import is_gguf
 from engine.model.config import ModelConfig
 from engine.model.directory import ModelDir
 from engine.model.gguf_tensors import GgufTensors
-from engine.model.packed_tensors import unpacked
-from engine.model.tensor_names import expert_names, layer_prefix, router_name
+from engine.model.packed_tensors import PackedTensors
+from engine.model.tensor_names import CLASSES, expert_names, layer_prefix, router_name
 from kernels.block_weight import BlockWeight, Kind, empty_blocks
+from kernels.experts import Experts, together
 from kernels.linear import Weight, pack, pack_blocks
 
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "w8a8"]
 BLOCK_DTYPES = (torch.float32, torch.bfloat16)  # of what is multiplied with blocks
 EMBEDDING = "model.embed_tokens.weight"
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -41,11 +47,11 @@ class DenseWeights:
 
 @dataclass(slots=True)
 class ExpertWeights:
-    """A mixture of experts; lists once they are packed."""
+    """A mixture of experts."""
 
     router: Weight  # [experts, hidden]
-    gate_up: Tensor | list[Weight]  # [experts, 2 x intermediate, hidden]
-    down: Tensor | list[Weight]  # [experts, hidden, intermediate]
+    gate_up: Experts | list[Weight | BlockWeight]  # of each expert [2 x intermediate, hidden]
+    down: Experts | list[Weight | BlockWeight]  # of each expert [hidden, intermediate]
 
 
 @dataclass(slots=True)
@@ -72,6 +78,7 @@ class DecoderWeights:
     final_norm: Tensor
     layers: list[LayerWeights] = field(default_factory=list)
     quantization: Quantization | None = None  # what matrices are rounded to when they are packed
+    classes: Tensor | None = None  # [num_labels, hidden]: the head of a model that classifies
 
     def pack(self) -> None:
         """Puts every matrix into the layout that this CPU multiplies fastest from, one after the other.
@@ -97,13 +104,15 @@ class DecoderWeights:
             else:
                 if isinstance(mlp.router, Tensor):
                     mlp.router = pack(mlp.router)
-                mlp.gate_up = [packed(weight, is_gated=True) for weight in mlp.gate_up]
-                mlp.down = [packed(weight) for weight in mlp.down]
+                if isinstance(mlp.gate_up, list):
+                    mlp.gate_up = together([packed(weight, is_gated=True) for weight in mlp.gate_up])
+                if isinstance(mlp.down, list):
+                    mlp.down = together([packed(weight) for weight in mlp.down])
 
     def tensors(self) -> list[Tensor]:
         """Every tensor once, whatever reads it. Packed matrices, which only a CPU has, are left out."""
         found: list[Tensor] = []
-        pending: list[object] = [self.embedding, self.head, self.final_norm, *self.layers]
+        pending: list[object] = [self.embedding, self.head, self.final_norm, self.classes, *self.layers]
         while pending:
             part = pending.pop()
             if isinstance(part, Tensor):
@@ -154,52 +163,60 @@ def load_weights(
 ) -> DecoderWeights:
     """The model's weights in `dtype` on `device`. `progress` is called with ("loading", 0 to 1).
 
-    On a CPU the matrices of a GGUF file stay in its blocks where there are kernels for them; `quantization` is what the
-    others are rounded to when they are packed.
+    On a CPU matrices that are quantised in their file stay as they lie where there are kernels for such blocks;
+    `quantization` is what the others are rounded to when they are packed.
     """
-    kind_of = _block_kinds(model) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
+    packed = None if model.packed is None else PackedTensors(model)
+    kind_of = _block_kinds(model, packed) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
     weights, places = _allocate(model.config, dtype, device, kind_of)
     weights.quantization = quantization
-    by_file, packed, done = defaultdict(list), [], 0
+    by_file, done = defaultdict(list), 0
     for name in places:
-        if name in model.files:
-            by_file[model.files[name]].append(name)
-        else:
-            packed.append(name)
-    for path in sorted(by_file):
-        with GgufTensors(path) if is_gguf(path) else safe_open(path, framework="pt") as file:
+        by_file[None if name in model.parts else model.files[name]].append(name)
+    for path in sorted(by_file, key=str):
+        with _opened(path, packed) as file:
             for name in by_file[path]:
                 for place in places[name]:
                     is_block = isinstance(place, BlockWeight)
-                    place.copy_(file.get_blocks(name) if is_block else file.get_tensor(name))
+                    place.copy_(
+                        file.get_blocks(name, place.kind) if is_block else file.get_tensor(model.stored_name(name))
+                    )
                 done += 1
                 if progress is not None:
                     progress("loading", done / len(places))
-    for name in packed:
-        found = _unpacked(model, name)
-        for place in places[name]:
-            place.copy_(found)
-        done += 1
-        if progress is not None:
-            progress("loading", done / len(places))
+    if packed is not None:
+        _tell(model, places)
     return weights
 
 
-def _unpacked(model: ModelDir, name: str) -> Tensor:
-    """A matrix whose parts are in the files, which may be several."""
-    parts = []
-    for part in model.packed.parts(name):
-        with safe_open(model.files[part], framework="pt") as file:
-            parts.append(file.get_tensor(part))
-    return unpacked(model.packed, parts)
+def _opened(path: Path | None, packed: PackedTensors | None) -> Any:
+    """A file, or without a path what is packed: its parts may lie in several."""
+    if path is None:
+        return nullcontext(packed)
+    return GgufTensors(path) if is_gguf(path) else safe_open(path, framework="pt")
+
+
+def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> None:
+    """Logs what became of a quantised checkpoint: bytes that are kept as they lie, and bytes that were expanded."""
+    kept, expanded = defaultdict(int), 0
+    for name in model.parts:
+        for place in places[name]:
+            if isinstance(place, BlockWeight):
+                kept[place.kind] += place.num_bytes
+            else:
+                expanded += place.nbytes
+    scheme = None if model.packed is None else model.packed.method
+    log.info("weights.quantised", scheme=scheme, kept_bytes=dict(kept), expanded_bytes=expanded)
 
 
 def _no_blocks(names: list[str]) -> Kind | None:
     return None
 
 
-def _block_kinds(model: ModelDir) -> Callable[[list[str]], Kind | None]:
+def _block_kinds(model: ModelDir, packed: PackedTensors | None) -> Callable[[list[str]], Kind | None]:
     """What blocks the tensors of a fused matrix lie in; None unless all lie in the same."""
+    if packed is not None:
+        return packed.block_kind
     if not is_gguf(model.path):
         return _no_blocks
     file = GgufTensors(model.path)
@@ -250,6 +267,9 @@ def _allocate(
         head = places.matrix(config.vocab_size, config.hidden_size, EMBEDDING)
     norm = places.vector(config.hidden_size, "model.norm.weight")
     weights = DecoderWeights(embedding, embedding if head is None else head, norm)
+    if config.num_labels:
+        weights.classes = places.new(config.num_labels, config.hidden_size)
+        places.by_name[CLASSES].append(weights.classes)
     for i in range(config.num_layers):
         weights.layers.append(_allocate_layer(config, i, places))
     return weights, places.by_name
@@ -293,15 +313,11 @@ def _allocate_dense(config: ModelConfig, index: int, places: _Places) -> DenseWe
 def _allocate_experts(config: ModelConfig, index: int, places: _Places) -> ExpertWeights:
     moe, hidden = config.moe, config.hidden_size
     width = moe.intermediate_size
-    experts = ExpertWeights(
-        router=places.new(moe.num_experts, hidden),
-        gate_up=places.new(moe.num_experts, 2 * width, hidden),
-        down=places.new(moe.num_experts, hidden, width),
-    )
-    places.by_name[router_name(config, index)].append(experts.router)
+    gate_up, down = [], []
     for i in range(moe.num_experts):
-        gate, up, down = expert_names(config, index, i)
-        for name, part in zip((gate, up), experts.gate_up[i].split(width), strict=True):
-            places.by_name[name].append(part)
-        places.by_name[down].append(experts.down[i])
-    return experts
+        *both, last = expert_names(config, index, i)
+        gate_up.append(places.matrix(2 * width, hidden, *both, parts=[width, width]))
+        down.append(places.matrix(hidden, width, last))
+    router = places.new(moe.num_experts, hidden)
+    places.by_name[router_name(config, index)].append(router)
+    return ExpertWeights(router, gate_up, down)

@@ -22,12 +22,14 @@ from engine.protocol.core_config import CoreConfig
 from engine.protocol.heartbeat import Heartbeat
 from engine.protocol.messages import (
     BlocksHeld,
+    BlockUse,
     CoreAsleep,
     CoreAwake,
     CoreFailed,
     CoreIdle,
     CoreProgress,
     CoreReady,
+    CountBlocks,
     FromCore,
     ListBlocks,
     SetLimits,
@@ -92,7 +94,7 @@ class CoreLink:
         self._stuck_since: float | None = None
         self.starts = CoreStarts()
         self._numbers = itertools.count()
-        self._questions: dict[int, asyncio.Future[dict[str, int]]] = {}
+        self._questions: dict[int, asyncio.Future[BlocksHeld | BlockUse]] = {}
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -179,18 +181,26 @@ class CoreLink:
     async def blocks_held(self, within_s: float) -> dict[str, int] | None:
         """KV blocks by the core's request ids; None when the core does not answer in time: it is gone, hangs, or is in
         a long step."""
-        number = next(self._numbers)
-        answer: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
-        self._questions[number] = answer
+        answer = await self._ask(ListBlocks(next(self._numbers)), within_s)
+        return answer.blocks if isinstance(answer, BlocksHeld) else None
+
+    async def block_use(self, within_s: float) -> BlockUse | None:
+        """What the KV cache is used for; None as above."""
+        answer = await self._ask(CountBlocks(next(self._numbers)), within_s)
+        return answer if isinstance(answer, BlockUse) else None
+
+    async def _ask(self, question: ListBlocks | CountBlocks, within_s: float) -> BlocksHeld | BlockUse | None:
+        answer: asyncio.Future[BlocksHeld | BlockUse] = asyncio.get_running_loop().create_future()
+        self._questions[question.number] = answer
         try:
-            if not self.send(ListBlocks(number)):
+            if not self.send(question):
                 return None
             async with asyncio.timeout(within_s):
                 return await answer
         except TimeoutError:
             return None
         finally:
-            del self._questions[number]
+            del self._questions[question.number]
 
     def heartbeat(self) -> Heartbeat | None:
         """What the core does right now; None without a core."""
@@ -325,9 +335,9 @@ class CoreLink:
                 self.phase = CorePhase.UP
                 self._listener.on_awake(message)
                 self._answered(None)
-            case BlocksHeld():
+            case BlocksHeld() | BlockUse():
                 if (question := self._questions.get(message.number)) is not None and not question.done():
-                    question.set_result(message.blocks)
+                    question.set_result(message)
             case CoreFailed():
                 self.error = message.reason
 

@@ -16,7 +16,7 @@ from engine.text.tool_formats import ToolFormatName
 
 MAX_SEED = 2**63 - 1
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "response", "embedding", "score"]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"answer_id": "id"}):
@@ -42,6 +42,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     deadline_s: float | None = None  # since its first arrival, on whatever node that was
     tool_format: ToolFormatName | None = None  # the answer is read for tool calls written so
     max_tool_calls: int | None = None
+    num_best: int | None = None  # so many of each prompt's choices are answered with: the likeliest a token
+    hides_logprobs: bool = False  # they were computed for that choice alone
+    prompt_logprobs: int | None = None  # of each prompt token the most likely ones at its place, this many
+    shows_special_tokens: bool = False
+    shows_token_ids: bool = False  # in log probabilities, in place of the tokens' text
 
     def sampling_of(self, index: int) -> SamplingParams:
         """Of choice `index`: each choice of a prompt has a seed of its own, repeatable from the first."""

@@ -44,11 +44,13 @@ class GoldenProbe:
         send: Callable[[ToCore], object],
         file: GoldenAnswerFile | None = None,
         interval_s: float = INTERVAL_S,
+        quantization: str | None = None,
         on_result: Callable[[str], None] = lambda result: None,
     ) -> None:
         """`on_result` hears passed, failed or error for each run."""
         self._vocab_size = vocab_size
         self._revision = revision
+        self._quantization = quantization  # what matrices are rounded to at load
         self._send = send
         self._file = file
         self._interval_s = interval_s
@@ -73,7 +75,7 @@ class GoldenProbe:
 
     def on_ready(self, ready: CoreReady, max_tokens: int) -> None:
         """A core came up, with its own first answer. The very first one becomes what is expected."""
-        self._key = key_of(self._revision, ready.dtype, ready.device)
+        self._key = key_of(self._revision, ready.dtype, ready.device, ready.kv_cache_dtype, self._quantization)
         self._max_tokens = max_tokens
         self.pending_id = None
         self._started_at = time.monotonic()

@@ -55,7 +55,7 @@ RATIO_BUCKETS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 GOLDEN_RESULTS = ("passed", "failed", "error")
 STEP_KINDS = ("prefill", "decode", "mixed")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by level
@@ -350,7 +350,7 @@ class NodeMetrics:
             "num_cpu_blocks": str(ready.num_host_blocks),
             "kv_cache_size_tokens": str(capacity),
             "kv_cache_max_concurrency": f"{capacity / ready.max_model_len:.2f}",
-            "cache_dtype": ready.dtype,
+            "cache_dtype": ready.dtype if ready.kv_cache_dtype == "auto" else ready.kv_cache_dtype,
             "enable_prefix_caching": str(prefix_caching),
         }
         if self._cache_config is None:

@@ -78,6 +78,7 @@ class ServingNode:
             send=self.core.send,
             file=None if config.golden_file is None else GoldenAnswerFile(config.golden_file),
             interval_s=config.golden_interval_s,
+            quantization=config.quantization,
             on_result=metrics.note_golden,
         )
         self.health = HealthWatch(

@@ -15,13 +15,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from engine.config import BadConfigError, NodeConfig
-from engine.model.directory import open_model
+from engine.model.directory import ModelDir, open_model
+from engine.model.drafter_directory import most_proposed, open_drafter
+from engine.model.pooling import Pooling, read_pooling
 from engine.node.core_link import CoreLink
 from engine.node.generation_config import SamplingDefaults, read_sampling_defaults
 from engine.node.grammar_trials import GrammarTrials
 from engine.text.tokenizer import Tokenizer
 
 FAKE_MAX_MODEL_LEN = 8192
+FAKE_VECTOR_SIZE = 32
 INLINE_CHARS = 4096  # tokenising more than this takes longer than a step: it goes to a thread
 LARGE_CHARS = 256 * 2**10  # more than this takes tenths of a second: few at a time, so that others find a thread
 LARGE_TEXTS_AT_ONCE = 2
@@ -38,13 +41,26 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     revision: str | None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    pooling: Pooling | None = None  # None: it generates
+    num_speculative_tokens: int = 0  # in one step; what proposes them may have fewer heads than were asked for
 
 
 def read_model_facts(config: NodeConfig, tokenizer: Tokenizer) -> ModelFacts:
     """Checks the directory without reading weights. Raises BadModelError, BadConfigError."""
     if config.runner == "fake":
         length = config.max_model_len or FAKE_MAX_MODEL_LEN
-        return ModelFacts(tokenizer.vocab_size, length, _ends(config, tokenizer, ()), None, _sampling(config))
+        pooling = None
+        if config.task not in (None, "generate"):
+            pooling = Pooling("embed", config.pooling_type or "last", dimensions=None, size=FAKE_VECTOR_SIZE)
+        return ModelFacts(
+            tokenizer.vocab_size,
+            length,
+            _ends(config, tokenizer, ()),
+            None,
+            _sampling(config),
+            pooling,
+            config.num_speculative_tokens,
+        )
     # Checksums take a while for a large model: the core does them while the API says "loading".
     model = open_model(config.model_dir, verify=False)
     longest = model.config.max_position_embeddings
@@ -56,7 +72,16 @@ def read_model_facts(config: NodeConfig, tokenizer: Tokenizer) -> ModelFacts:
         eos_token_ids=_ends(config, tokenizer, model.config.eos_token_ids),
         revision=model.revision,
         sampling=_sampling(config),
+        pooling=read_pooling(model.path, model.config, task=config.task, kind=config.pooling_type),
+        num_speculative_tokens=_most_ahead(config, model),
     )
+
+
+def _most_ahead(config: NodeConfig, model: ModelDir) -> int:
+    if config.speculation in ("off", "ngram") or config.draft_model_dir is None:
+        return config.num_speculative_tokens
+    drafter = open_drafter(config.speculation, config.draft_model_dir, model, verify=False)
+    return most_proposed(drafter, config.num_speculative_tokens)
 
 
 def _sampling(config: NodeConfig) -> SamplingDefaults:
@@ -89,6 +114,7 @@ class ServedModel:
         self.max_output_tokens = config.max_output_tokens  # None: as many as fit
         self.tokenizer = tokenizer
         self.facts = facts
+        self.pooling = facts.pooling
         self.grammars = grammars
         self.tool_format = config.tool_call_parser or tokenizer.tool_format
         self._core = core

@@ -6,6 +6,9 @@ and keeps the lines without reading them; `read_progress` reads them on the node
 
 Text depends on tokens alone, so tokens say all. Those whose text is still held back (half a character, the beginning
 of a stop string) are covered by the next event: nothing of them was sent, and replaying them sends nothing either.
+
+Streams of `/v1/responses` number their events: there a line stands before each one, also where it covers no token, and
+`read_told_events` counts them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from engine.node.generation_request import GenerationRequest
 LINE_START = ":p "
 ALL_SENT = "$"
 STOP_STRING = "stop_string"  # how a choice ended, as told here: its finish reason is `stop`
-FINISH_REASONS = frozenset({"stop", "length", STOP_STRING})
+FINISH_REASONS = frozenset({"stop", "length", "repetition", STOP_STRING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,14 @@ class CoveredTokens:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None
     is_stopped_by_string: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToldEvents:
+    """How far a stream was told that has a line for each event. `batches`: tokens that became events together."""
+
+    num_events: int
+    batches: tuple[CoveredTokens, ...]
 
 
 class ProgressLines:
@@ -71,17 +82,30 @@ def read_progress(text: str, num_choices: int) -> list[CoveredTokens]:
     token_ids: dict[int, list[int]] = {}
     ends: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        head, *ids = line.removeprefix(LINE_START).split(" ")
-        choice, _, end = head.partition("!")
-        if not choice.isdecimal() or int(choice) >= num_choices or not all(map(str.isdecimal, ids)):
-            raise ValueError(f"line {number} is no progress of one of {num_choices} choices")
-        index = int(choice)
-        if index in ends or (end and end not in FINISH_REASONS):
-            raise ValueError(f"line {number}: choice {index} has ended already, or in an unknown way")
-        token_ids.setdefault(index, []).extend(map(int, ids))
+        index, ids, end = _read_line(line, number, num_choices)
+        if index in ends and (ids or end):
+            raise ValueError(f"line {number}: choice {index} has ended already")
+        token_ids.setdefault(index, []).extend(ids)
         if end:
             ends[index] = end
     return [_covered(index, tuple(ids), ends.get(index)) for index, ids in sorted(token_ids.items())]
+
+
+def read_told_events(text: str) -> ToldEvents:
+    """The same, of a stream with one choice and a line for each event. Raises ValueError naming the line."""
+    lines = [_read_line(line, number, 1) for number, line in enumerate(text.splitlines(), start=1)]
+    return ToldEvents(len(lines), tuple(_covered(0, tuple(ids), end or None) for _, ids, end in lines if ids or end))
+
+
+def _read_line(line: str, number: int, num_choices: int) -> tuple[int, list[int], str]:
+    """The choice, its tokens and how it ended; empty: it goes on."""
+    head, *ids = line.removeprefix(LINE_START).split(" ")
+    choice, _, end = head.partition("!")
+    if not choice.isdecimal() or int(choice) >= num_choices or not all(map(str.isdecimal, ids)):
+        raise ValueError(f"line {number} is no progress of one of {num_choices} choices")
+    if end and end not in FINISH_REASONS:
+        raise ValueError(f"line {number}: choice {choice} has ended in an unknown way")
+    return int(choice), [*map(int, ids)], end
 
 
 def _covered(index: int, token_ids: tuple[int, ...], end: str | None) -> CoveredTokens:

@@ -33,7 +33,13 @@ DEFAULT_SERVICE_NAME = "fleet-node"
 QUIET_S = 60.0  # between two log lines on a collector that does not answer
 _LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
 
-_OPERATIONS: Mapping[Kind, str] = {"chat": "chat", "completion": "text_completion"}
+_OPERATIONS: Mapping[Kind, str] = {
+    "chat": "chat",
+    "completion": "text_completion",
+    "response": "chat",
+    "embedding": "embeddings",
+    "score": "rerank",
+}
 
 Attributes = dict[str, str | bool | int | float | Sequence[str]]
 

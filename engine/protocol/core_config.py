@@ -17,11 +17,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runner: Literal["torch", "fake"] = "torch"
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
-    quantization: Literal["int8", "int4"] | None = None  # what matrices are rounded to at load; None: as stored
+    quantization: Literal["int8", "int4", "w8a8"] | None = None  # what matrices are rounded to at load; None: as stored
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # of keys and values; auto: `dtype`
     num_threads: int | None = None  # None: one for each physical core, 1 for small models
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`
     kv_cache_bytes: int | None = None
+    memory_utilization: float | None = None  # of all memory, weights and KV together; `kv_cache_bytes` wins
     swap_space_bytes: int = 0  # of host memory, for KV blocks of preempted sequences
     num_host_blocks: int | None = None  # wins over `swap_space_bytes`
     max_num_seqs: int = 64
@@ -32,8 +34,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunked_prefill: bool = True
     prefill_chunk_tokens: int | None = 512
     prefix_caching: bool = True
-    speculation: Literal["off", "ngram", "draft"] = "off"
-    draft_model_dir: str | None = None  # with "draft"; the fake runner proposes without one
+    speculation: Literal["off", "ngram", "draft", "medusa", "eagle3"] = "off"
+    draft_model_dir: str | None = None  # of what proposes, but for "ngram"; the fake runner proposes without one
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5

@@ -1,8 +1,8 @@
 """The golden prompt: fixed tokens whose greedy answer is known, so that silent corruption of the output is found.
 
-The model's first greedy answer (or the one kept in a file for this revision, type and device) is what every later
-answer is held to. Two answers agree when their tokens do; a token may differ only where the model's two best candidates
-were nearly tied, and then what follows says nothing.
+The model's first greedy answer (or the one kept in a file for this revision, type, device and rounding) is what every
+later answer is held to. Two answers agree when their tokens do; a token may differ only where the model's two best
+candidates were nearly tied, and then what follows says nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class GoldenAnswerFile:
-    """Known answers by model revision, type and device, kept over restarts and shared by nodes."""
+    """Known answers by model revision, type, device and rounding, kept over restarts and shared by nodes."""
 
     path: Path
 
@@ -102,6 +102,10 @@ class GoldenAnswerFile:
         draft.replace(self.path)
 
 
-def key_of(revision: str | None, dtype: str, device: str) -> str:
-    """The key of an answer in the file: what the answer depends on."""
-    return f"{revision or 'none'}/{dtype}/{device}"
+def key_of(
+    revision: str | None, dtype: str, device: str, kv_cache_dtype: str = "auto", quantization: str | None = None
+) -> str:
+    """The key of an answer in the file: what the answer depends on. The revision says which model it is."""
+    rounded = "" if quantization is None else f"/{quantization}"
+    kept = "" if kv_cache_dtype == "auto" else f"/kv {kv_cache_dtype}"
+    return f"{revision or 'none'}/{dtype}/{device}{rounded}{kept}"

@@ -19,6 +19,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # end of sequence or a stop token; the token is part of the output
     LENGTH = "length"  # max_tokens or the model's length
+    REPETITION = "repetition"  # the request's `repetition` found one
     ABORT = "abort"  # asked for
     ERROR = "error"  # `SequenceUpdate.failure` says why
 
@@ -105,7 +106,24 @@ class ListBlocks(msgspec.Struct, frozen=True, tag="list_blocks"):
     number: int
 
 
-ToCore = AddSequence | AbortSequence | SetFaults | SetLimits | ResetPrefixCache | Sleep | WakeUp | ListBlocks | Shutdown
+class CountBlocks(msgspec.Struct, frozen=True, tag="count_blocks"):
+    """Asks what the KV cache is used for; the answer carries the same number."""
+
+    number: int
+
+
+ToCore = (
+    AddSequence
+    | AbortSequence
+    | SetFaults
+    | SetLimits
+    | ResetPrefixCache
+    | Sleep
+    | WakeUp
+    | ListBlocks
+    | CountBlocks
+    | Shutdown
+)
 
 
 class GoldenAnswer(msgspec.Struct, frozen=True):
@@ -127,6 +145,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     warmup_seconds: float
     golden: GoldenAnswer | None = None  # run to its last token before the core counts as ready
     num_host_blocks: int = 0  # for the KV of preempted sequences
+    kv_cache_dtype: str = "auto"  # of keys and values: as `dtype`, or int8, fp8
     kv_cache_bytes: int = 0  # of memory, once all of its blocks have been used; 0: a simulated device has none
 
 
@@ -164,6 +183,18 @@ class BlocksHeld(msgspec.Struct, frozen=True, tag="blocks_held"):
     blocks: dict[str, int]
 
 
+class BlockUse(msgspec.Struct, frozen=True, tag="block_use"):
+    """Answers `CountBlocks`: device blocks by what they are used for. What is neither held nor kept is blank."""
+
+    number: int
+    block_size: int
+    num_blocks: int
+    num_held: int  # by a request at least
+    num_shared: int  # of those: by several
+    num_kept: int  # by none, and kept for prompts that begin the same
+    num_kept_reused: int  # of those: found again since, and evicted last
+
+
 class SequenceUpdate(msgspec.Struct, frozen=True):
     """News of one sequence from one step. `finish_reason` set means terminal: no update follows."""
 
@@ -176,6 +207,7 @@ class SequenceUpdate(msgspec.Struct, frozen=True):
     num_cached_tokens: int | None = None  # set once: prompt tokens found in the prefix cache
     preempted: int = 0  # times preempted since the last update
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt's next tokens, from its second on
+    pooled: bytes = b""  # with the end of a sequence that has `pooling`: its vector, float32
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step"):
@@ -217,4 +249,6 @@ class CoreIdle(msgspec.Struct, frozen=True, tag="idle"):
     integrity_error: str | None = None
 
 
-FromCore = CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake | BlocksHeld
+FromCore = (
+    CoreReady | CoreProgress | CoreFailed | StepReport | CoreIdle | CoreAsleep | CoreAwake | BlocksHeld | BlockUse
+)

@@ -8,8 +8,27 @@ answers with a `StepResult`. A runner learns a sequence once (`NewSequence`) and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.protocol.failure import SequenceFailure
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """After so many tokens between the two marks the closing one is said. The prompt may have opened them."""
+
+    num_tokens: int
+    start_id: int
+    end_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionLimit:
+    """The output ends once its last tokens are one pattern so many times."""
+
+    min_pattern_tokens: int
+    max_pattern_tokens: int
+    min_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,12 @@ class SamplingParams:
     num_prompt_logprobs: int | None = None  # the same for the prompt's tokens; they are then computed, not looked up
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str | None = None  # what the output must look like (`grammar.py`); it wins over min_tokens and ignore_eos
+    allowed_token_ids: tuple[int, ...] = ()  # no others are drawn; empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last token of each is not drawn behind its others
+    thinking: ThinkingBudget | None = None
+    repetition: RepetitionLimit | None = None
+    logprob_token_ids: tuple[int, ...] = ()  # told of in place of the most likely tokens
+    pooling: Literal["last", "mean"] | None = None  # with max_tokens 0: which hidden states become the prompt's vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +113,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one output position: the chosen token's, and the most likely ones."""
+    """Log probabilities at one position: the chosen token's, and the most likely ones, or those of tokens asked for."""
 
     chosen: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None  # of the chosen token, 1 the most likely; told of prompt tokens only
 
 
 def scored_positions(row: Scheduled, num_prompt_tokens: int) -> range:
@@ -113,3 +139,5 @@ class StepResult:
     failed: dict[str, SequenceFailure] = field(default_factory=dict)  # has no token
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # see `scored_positions`
     proposals: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what may come after `token_ids`
+    pooled: dict[str, bytes] = field(default_factory=dict)  # float32, of prompts that end in this step
+    own_seconds: float = 0.0  # of a CPU that its thread had: a neighbour does not count; 0: unknown

@@ -27,6 +27,9 @@ from engine.gguf.header import BadGgufError, find_gguf, is_gguf, read_gguf
 from engine.text.gguf_tokenizer import build_tokenizer
 from engine.text.tool_formats import ToolFormatName, detect_format
 
+THINKING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+END_MARK = "\ue0c5\ue0d1"  # stands where a message ends while a chat is rendered that goes on with it
+
 
 class BadTokenizerError(ValueError):
     """The model directory's tokenizer can't be used; the message names the file and the remedy."""
@@ -63,6 +66,10 @@ class Tokenizer:
         """Token ids of a text."""
         return tuple(self._encoding(text, add_special_tokens=add_special_tokens).ids)
 
+    def encode_pair(self, first: str, second: str) -> tuple[int, ...]:
+        """Token ids of two texts as the tokenizer joins a pair."""
+        return tuple(self.rust.encode(first, second).ids)
+
     def count(self, text: str) -> int:
         """Tokens of a text alone, without the ids: they are many."""
         return len(self._encoding(text, add_special_tokens=False))
@@ -88,6 +95,15 @@ class Tokenizer:
         """Ids of the special tokens by their text."""
         return {text: token_id for token_id, text in self.special_texts.items()}
 
+    @property
+    def thinking_marks(self) -> tuple[int, int] | None:
+        """The tokens that open and close what a model thinks before it answers; None: it has none."""
+        for pair in THINKING_MARKS:
+            start, end = (self.rust.token_to_id(mark) for mark in pair)
+            if start is not None and end is not None:
+                return start, end
+        return None
+
     def bytes_showing(self, texts: Sequence[str]) -> Callable[[int], bytes]:
         """As `bytes_of`, but these special tokens are text: the marks of tool calls are."""
         shown = {token_id: text.encode() for token_id, text in self.special_texts.items() if text in texts}
@@ -105,19 +121,39 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Prompt text of a conversation, with the tools that may be called in it, and with what else the client gives
-        to the template. Raises BadChatError."""
+        to the template. `continue_final_message`: it ends with the last message's text, which is not closed.
+
+        Raises BadChatError.
+        """
         template = self.template if tools is None else self.tool_template
         if template is None:
             raise BadChatError("this model has no chat template: use /v1/completions")
         facts: dict[str, Any] = {**arguments, **self.template_names, **({} if tools is None else {"tools": tools})}
+        if continue_final_message:
+            add_generation_prompt = False
+            last = {**messages[-1], "content": f"{messages[-1]['content']}{END_MARK} "}
+            messages = [*messages[:-1], last]
         try:
-            return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **facts)
+            text = template.render(messages=messages, add_generation_prompt=add_generation_prompt, **facts)
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as exc:
             raise BadChatError(f"the model's chat template refuses these messages: {exc}") from exc
+        return _up_to_mark(text) if continue_final_message else text
+
+
+def _up_to_mark(text: str) -> str:
+    """A rendered conversation up to the end of its last message, whose last spaces are kept if the template keeps them.
+
+    Raises BadChatError.
+    """
+    before, mark, after = text.rpartition(END_MARK)
+    if not mark:
+        raise BadChatError("the chat template does not show the last message as it is, so it can't be continued")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from engine.bench.__main__ import main
-from engine.bench.bench_model import next_words
+from engine.bench.bench_model import FIRST_WORD_ID, VOCAB_SIZE, next_words
+from engine.bench.drafters import made_drafter
 from engine.bench.figures import Figures, RequestTiming, figures_of, percentile
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
 from engine.bench.neighbour import busy_loop
@@ -40,6 +43,21 @@ def test_half_of_the_workload_shares_one_prefix() -> None:
     own = [len(r.prompt) - PREFIX_TOKENS * r.has_prefix for r in requests]
     assert 180 < sum(own) / len(own) < 220
     assert requests == make_workload(64), "every engine gets the same"
+
+
+def test_made_drafters_know_their_share_of_an_answer(tmp_path: Path) -> None:
+    """Those that are right behind a word, of the words of one answer."""
+    tree = {"num_attention_heads": 1, "head_dim": 64, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+    embedding = np.random.default_rng(0).standard_normal((VOCAB_SIZE, 64), np.float32)
+    save_file({"model.embed_tokens.weight": embedding}, tmp_path / "model.safetensors")
+    head = load_file(made_drafter("eagle3", tmp_path, tmp_path, 0.6) / "model.safetensors")["lm_head.weight"]
+    following = next_words()
+    word, right = FIRST_WORD_ID, 0
+    for _ in range(500):
+        right += bool(head[following[word]].any())
+        word = following[word]
+    assert 250 < right < 350
 
 
 def test_texts_hold_as_much_of_their_answers_as_they_say() -> None:
@@ -254,7 +272,7 @@ def test_a_peer_that_fails_is_a_row_and_an_interrupted_run_keeps_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_model(tmp_path / "small")
-    monkeypatch.setattr("engine.bench.__main__.bench_model", lambda _folder: model)
+    monkeypatch.setattr("engine.bench.__main__.bench_model", lambda *_: model)
     monkeypatch.setattr("engine.bench.workload.VOCAB_SIZE", open_model(model).config.vocab_size)
     monkeypatch.setenv("VLLM", str(make_vllm(tmp_path / "env", "vllm", "9.1")))
     (tmp_path / "env" / "bin" / "vllm").chmod(0o644)  # can't be run
@@ -274,6 +292,21 @@ def test_a_peer_that_fails_is_a_row_and_an_interrupted_run_keeps_its_rows(
     said = capsys.readouterr()
     assert said.out == table
     assert "float32 x1 fleetctl: measuring" in said.err
+
+
+@pytest.mark.e2e
+def test_a_long_prompt_is_measured_beside_streams_that_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_model(tmp_path / "small")
+    monkeypatch.setattr("engine.bench.__main__.bench_model", lambda *_: model)
+    monkeypatch.setattr("engine.bench.workload.VOCAB_SIZE", open_model(model).config.vocab_size)
+    output = str(tmp_path / "table.md")
+    arguments = ["--long-prompts", "600", "--dtypes", "float32", "--num-threads", "1", "--peers", "--output", output]
+    assert main(arguments) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| fleetctl | float32 | 600 | ")
+    assert float(row.split("|")[6]) > 0, "the streams went on meanwhile"
 
 
 def test_a_neighbour_is_as_nice_as_asked_for_and_ends_with_its_measurement() -> None:

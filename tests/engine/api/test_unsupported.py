@@ -29,12 +29,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
     ("name", "asks", "neutral"),
     [
         ("use_beam_search", True, False),
-        ("allowed_token_ids", [5], None),
-        ("bad_words", ["a"], []),
-        ("prompt_logprobs", 0, None),
-        ("truncate_prompt_tokens", 2, None),
-        ("skip_special_tokens", False, True),
-        ("return_tokens_as_token_ids", True, False),
+        ("prompt_embeds", "AAAA", None),
+        ("kv_transfer_params", {"a": 1}, None),
     ],
 )
 def test_vllms_fields_are_refused_when_they_ask_for_something(
@@ -54,7 +50,6 @@ def test_vllms_fields_are_refused_when_they_ask_for_something(
         ("web_search_options", {}),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
-        ("continue_final_message", True),
         ("chat_template", "{{ 1 }}"),
     ],
 )
@@ -74,7 +69,20 @@ def test_hints_are_taken(node: EngineNode, hint: dict[str, Any]) -> None:
     ("form", "changes", "param"),
     [
         (COMPLETION, {"prompt": [-1]}, "prompt.0"),
-        (COMPLETION, {"best_of": 3}, "best_of"),
+        (COMPLETION, {"best_of": 3, "stream": True}, "best_of"),
+        (COMPLETION, {"best_of": 2, "n": 3}, "best_of"),
+        (COMPLETION, {"allowed_token_ids": []}, "allowed_token_ids"),
+        (COMPLETION, {"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        (COMPLETION, {"bad_words": ["fine", " "]}, "bad_words.1"),
+        (COMPLETION, {"logprobs": 0, "logprob_token_ids": [10**6]}, "logprob_token_ids"),
+        (COMPLETION, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        (COMPLETION, {"truncate_prompt_tokens": 10**6}, "truncate_prompt_tokens"),
+        (COMPLETION, {"thinking_token_budget": 5}, "thinking_token_budget"),
+        (COMPLETION, {"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+        (COMPLETION, {"request_id": "no/slash"}, "request_id"),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, None),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, None),
+        (CHAT, {"logprob_token_ids": [5]}, None),
         (COMPLETION, {"suffix": "end"}, "suffix"),
         (COMPLETION, {"stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETION, {"prompt": [5] * 8192}, "prompt"),
@@ -84,7 +92,7 @@ def test_hints_are_taken(node: EngineNode, hint: dict[str, Any]) -> None:
     ],
 )
 def test_errors_name_the_field_that_is_meant(
-    node: EngineNode, form: tuple[str, dict[str, Any]], changes: dict[str, Any], param: str
+    node: EngineNode, form: tuple[str, dict[str, Any]], changes: dict[str, Any], param: str | None
 ) -> None:
     answer = node.http.post(form[0], json=form[1] | changes)
     assert answer.status_code == 400

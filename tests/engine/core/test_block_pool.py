@@ -50,6 +50,22 @@ def test_allocates_all_or_nothing() -> None:
     check(pool, first)
 
 
+def test_shared_blocks_are_counted_while_several_hold_them() -> None:
+    pool = BlockPool(4, SIZE)
+    block_ids = hold_cached(pool, prompt(0, 2))
+    assert (pool.num_shared, pool.num_kept) == (0, 0)
+    pool.share(block_ids)
+    pool.share(block_ids[:1])
+    assert pool.num_shared == 2
+    pool.release(block_ids)
+    assert pool.num_shared == 1
+    check(pool, block_ids, block_ids[:1])
+    pool.release(block_ids)
+    pool.release(block_ids[:1])
+    assert (pool.num_shared, pool.num_kept, pool.num_kept_reused, pool.num_used) == (0, 2, 2, 0)
+    check(pool)
+
+
 def test_shared_block_is_freed_by_its_last_holder() -> None:
     pool = BlockPool(2, SIZE)
     block_ids = hold_cached(pool, prompt(0, 1))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import torch
 
 from engine.config import BadConfigError, NodeConfig, add_serve_arguments, config_from_args
 from engine.core import runner_loader
-from engine.core.runner_loader import load_runner
+from engine.core.runner_loader import DeviceMemory, NoKvMemoryError, load_runner, share_for_kv
+from engine.model.directory import open_model, weight_bytes
 from engine.model.kv_memory import empty_kv
 from engine.protocol.core_config import CoreConfig
 from tests.fixtures.engine import start_node, tiny_model_dir, wait_for
@@ -79,6 +81,27 @@ def test_an_eighth_of_free_memory_is_for_kv_and_no_more_than_a_container_has(
     assert 3 * MIB < load_runner(config, lambda phase, done: None).kv_bytes <= 4 * MIB
     (tmp_path / "memory.max").write_text("max\n")
     assert load_runner(config, lambda phase, done: None).kv_bytes == free.kv_bytes
+
+
+def test_a_share_of_all_memory_is_less_what_others_use_and_the_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert share_for_kv(DeviceMemory(total=100, free=70), 0.9, weight_bytes=20) == 40
+    assert share_for_kv(DeviceMemory(total=100, free=70), 0.4, weight_bytes=20) == 0
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: {128 * 1024} kB\nMemAvailable: {96 * 1024} kB\n")
+    monkeypatch.setattr(runner_loader, "_MEMINFO", meminfo)
+    monkeypatch.setattr(runner_loader, "_CGROUP", tmp_path)
+    config = CoreConfig(model_dir=str(tiny_model_dir()), num_threads=1, max_num_seqs=512, memory_utilization=0.5)
+    model = open_model(tiny_model_dir())
+    expected = 32 * MIB - weight_bytes(model.config, model.config.dtype)  # half of 128, of which 32 are used
+    assert 0.98 * expected < load_runner(config, lambda phase, done: None).kv_bytes <= expected
+    (tmp_path / "memory.max").write_text(f"{64 * MIB}\n")
+    (tmp_path / "memory.current").write_text(f"{20 * MIB}\n")
+    assert load_runner(config, lambda phase, done: None).kv_bytes < 12 * MIB  # half of 64, of which 20 are used
+    too_little = msgspec.structs.replace(config, memory_utilization=0.1)
+    with pytest.raises(NoKvMemoryError, match="--gpu-memory-utilization"):
+        load_runner(too_little, lambda phase, done: None)
 
 
 @pytest.mark.e2e

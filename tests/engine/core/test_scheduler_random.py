@@ -59,6 +59,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         eos_token_ids=draw(st.sampled_from([(), (EOS,)])),
         ageing_s=5.0,
         speculation=draw(st.sampled_from([None, *SPECULATIONS])),
+        window_tokens=draw(st.sampled_from([None, None, 1, 2, 5, 9])),
     )
 
 

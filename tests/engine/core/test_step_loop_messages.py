@@ -20,10 +20,12 @@ from engine.protocol.heartbeat import CoreState, Heartbeat
 from engine.protocol.messages import (
     AbortSequence,
     BlocksHeld,
+    BlockUse,
     CoreAsleep,
     CoreAwake,
     CoreFailed,
     CoreIdle,
+    CountBlocks,
     FromCore,
     ListBlocks,
     ResetPrefixCache,
@@ -243,6 +245,16 @@ def test_blocks_are_listed_by_sequence() -> None:
     desk.replies = {1: ListBlocks(7)}
     desk.run(make_request("a", 9, max_tokens=2), make_request("b", 4, max_tokens=2))
     assert BlocksHeld(7, {"a": 3, "b": 1}) in desk.published
+
+
+def test_what_the_blocks_are_used_for_is_told() -> None:
+    desk = Desk()
+    desk.replies = {1: CountBlocks(8)}
+    desk.run(make_request("a", 9, max_tokens=2), make_request("b", 4, max_tokens=2))
+    (told,) = [one for one in desk.published if isinstance(one, BlockUse)]
+    pool = desk.scheduler.pool
+    assert (told.number, told.num_blocks, told.block_size) == (8, pool.num_blocks, pool.block_size)
+    assert (told.num_held, told.num_shared, told.num_kept) == (4, 0, 0)
 
 
 def test_an_abort_is_logged_with_its_reason_and_that_of_nobody_is_not(log_events: Events) -> None:

@@ -72,6 +72,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "config.json",
         "supported are LlamaForCausalLM",
     ),
+    "an encoder": (
+        lambda m: _edit(m / "config.json", architectures=["BertModel"]),
+        "config.json",
+        "['BertModel'] is an encoder: vectors and scores come from decoders here",
+    ),
+    "windows and norms of another family": (
+        lambda m: _edit(m / "config.json", architectures=["Gemma3ForCausalLM"]),
+        "config.json",
+        "['Gemma3ForCausalLM'] is not supported",
+    ),
     "no weights": (lambda m: (m / "model.safetensors").unlink(), "model.safetensors", "missing"),
     "weights cut off": (lambda m: _rewrite(m, lambda raw: raw[:-1]), "model.safetensors", "cut off"),
     "weights cut off in the header": (lambda m: _rewrite(m, lambda raw: raw[:90]), "model.safetensors", "cut off"),

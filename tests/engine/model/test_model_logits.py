@@ -12,6 +12,7 @@ import transformers
 from engine.model.batch import make_batch
 from engine.model.decoder import Decoder
 from engine.model.directory import open_model
+from engine.model.recorded_steps import can_record
 from engine.model.sequence import Sequence
 from engine.model.weights import load_weights
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled
@@ -130,6 +131,7 @@ def _reference(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_logits_equal_transformers_in_prefill_chunks_and_decode(tmp_path: Path, family: str) -> None:
     reference = _make(tmp_path, family)
     paged = Paged(tmp_path)
+    assert can_record(paged.decoder.weights)
     sequences = {0: _prompt(1, 60), 1: _prompt(2, 23), 2: _prompt(3, 41), 3: _prompt(4, 5)}
     wanted = {i: _reference(reference, tokens) for i, tokens in sequences.items()}
 

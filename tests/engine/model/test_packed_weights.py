@@ -100,7 +100,7 @@ def test_a_part_that_is_missing_is_named(wide: Path, tmp_path: Path) -> None:  #
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"quant_method": "fp8"}, "'fp8' is not supported; awq and gptq are"),
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; awq, gptq, compressed-tensors, fp8 are"),
         ({"quant_method": "gptq", "bits": 3}, "bits: 3 is not supported with gptq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv' is not supported; gemm is"),
         ("int4", "None is not supported"),

@@ -40,6 +40,16 @@ def test_fewer_bits_are_further_away(small: Path) -> None:
     assert math.isclose(eight.perplexity, eight.reference_perplexity, rel_tol=0.05)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keys_and_values_in_eight_bits_are_near(small: Path, dtype: str) -> None:
+    whole, e4m3 = (
+        compare(Candidate(small, dtype, kv_cache_dtype=kind), Candidate(small, dtype), TEXT, max_tokens=400)
+        for kind in ("int8", "fp8")
+    )
+    assert 0 < whole.mean_kl < e4m3.mean_kl < 0.05
+    assert whole.agreement > 0.9
+
+
 def test_limits_name_what_was_passed_and_nothing_passes_as_not_a_number() -> None:
     found = Quality(10, 3.0, 3.0, agreement=0.9, mean_kl=0.2, p99_kl=0.4)
     assert QualityLimits(0.3, 0.8).broken(found) == []

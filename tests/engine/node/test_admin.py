@@ -121,6 +121,19 @@ def test_bad_aborts_are_refused(node: EngineNode, body: dict[str, Any]) -> None:
     assert node.http.post("/admin/abort", json=body).status_code == 400
 
 
+def test_what_the_kv_cache_is_used_for_is_told(node: EngineNode) -> None:
+    before = node.http.get("/admin/kv").json()
+    assert before["num_held"] == 0
+    client = Client(node, "holds-blocks")
+    wait_in_flight(node, 1)
+    wait_for(lambda: node.http.get("/admin/kv").json()["num_held"] > 0, "blocks are held")
+    told = node.http.get("/admin/kv").json()
+    assert told["num_held"] + told["num_kept"] <= told["num_blocks"] == before["num_blocks"]
+    assert told["num_shared"] == 0
+    node.http.post("/admin/abort", json={"request_ids": ["holds-blocks"]})
+    client.answer()
+
+
 def test_limits_change_while_requests_run(node: EngineNode) -> None:
     assert node.http.post("/admin/limits", json={"max_num_seqs": 1}).json()["max_num_seqs"] == 1
     clients = [Client(node, f"limit-{i}") for i in range(3)]

@@ -155,6 +155,7 @@ def test_series_carry_vllms_labels_and_buckets(node: EngineNode) -> None:
     assert config.value == 1
     assert "model_name" not in config.labels
     assert config.labels["enable_prefix_caching"] == "True"
+    assert config.labels["cache_dtype"] == "none", "what the fake runner computes in"
     assert int(config.labels["num_gpu_blocks"]) * int(config.labels["block_size"]) == int(
         config.labels["kv_cache_size_tokens"]
     )

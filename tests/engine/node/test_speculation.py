@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from engine.model.directory import open_model
+from tests.fixtures.eagle import drafter_config, random_drafter, write_drafter
 from tests.fixtures.engine import EngineNode, read_stream, start_node, tiny_model_dir
+from tests.fixtures.medusa import random_heads, write_heads
 
 pytestmark = pytest.mark.e2e
 
@@ -66,6 +69,50 @@ def test_a_draft_model_changes_no_answer(nodes: tuple[EngineNode, EngineNode], t
         )
         assert ahead == plain
         assert (drafting.metric("vllm:spec_decode_num_accepted_tokens_total") or 0) > 50
+
+
+def test_medusa_heads_change_no_answer(nodes: tuple[EngineNode, EngineNode], tmp_path: Path) -> None:
+    heads = write_heads(tmp_path / "heads", random_heads(tiny_model_dir(), 3), {"num_heads": 3})
+    options = ("--speculation", "medusa", "--draft-model", str(heads), "--no-adaptive-speculation")
+    with start_node(tmp_path, runner="torch", extra_args=options) as node:
+        for name, body in BODIES.items():
+            ahead, plain = (_choices(one, BODY | body) for one in (node, nodes[1]))
+            assert ahead == plain, name
+        assert (node.metric("vllm:spec_decode_num_draft_tokens_total") or 0) > 50
+        told = node.http.get("/info").json()["speculation"]
+        assert told == {
+            "method": "medusa",
+            "num_speculative_tokens": 3,  # as many as there are heads
+            "is_adaptive": False,
+            "draft_model": "heads",
+        }
+
+
+def test_an_eagle_drafter_changes_no_answer(nodes: tuple[EngineNode, EngineNode], tmp_path: Path) -> None:
+    vocab_size = open_model(tiny_model_dir()).config.vocab_size
+    drafter = write_drafter(tmp_path / "drafter", random_drafter(vocab_size), drafter_config(vocab_size))
+    options = ("--speculation", "eagle3", "--draft-model", str(drafter), "--num-speculative-tokens", "3")
+    with start_node(tmp_path, runner="torch", extra_args=(*options, "--no-adaptive-speculation")) as node:
+        for name, body in BODIES.items():
+            ahead, plain = (_choices(one, BODY | body) for one in (node, nodes[1]))
+            assert ahead == plain, name
+        assert (node.metric("vllm:spec_decode_num_draft_tokens_total") or 0) > 50
+        assert node.http.get("/info").json()["speculation"] == {
+            "method": "eagle3",
+            "num_speculative_tokens": 3,
+            "is_adaptive": False,
+            "draft_model": "drafter",
+        }
+
+
+def test_heads_of_another_model_end_the_start_in_one_line(tmp_path: Path) -> None:
+    heads = write_heads(tmp_path / "heads", random_heads(tiny_model_dir(), 1), {"hidden_size": 64})
+    command = [sys.executable, "-m", "engine", "serve", "--model", str(tiny_model_dir()), "--port", "0"]
+    ended = subprocess.run(
+        [*command, "--speculation", "medusa", "--draft-model", str(heads)], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert f"{heads}/config.json: hidden_size: 64, the model's is 128" in ended.stderr
 
 
 def test_answer_ends_at_its_stop_string(nodes: tuple[EngineNode, EngineNode]) -> None:

@@ -30,8 +30,10 @@ def _complete(node: EngineNode, number: int) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_a_preempted_request_is_swapped_and_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
-    with start_node(tmp_path, runner="torch", extra_args=(*SMALL_KV, "--swap-space", "0.1")) as node:
+@pytest.mark.parametrize("kept", ["auto", "int8"])
+def test_a_preempted_request_is_swapped_and_goes_on_with_the_same_tokens(tmp_path: Path, kept: str) -> None:
+    options = (*SMALL_KV, "--swap-space", "0.1", "--kv-cache-dtype", kept)
+    with start_node(tmp_path, runner="torch", extra_args=options) as node:
         # All at once first: once answers have ended, their length is foreseen and no more are begun than fit.
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
             together = list(pool.map(lambda number: _complete(node, number), range(NUM_REQUESTS)))
@@ -44,7 +46,10 @@ def test_a_preempted_request_is_swapped_and_goes_on_with_the_same_tokens(tmp_pat
         assert swapped["out"]
         assert swapped["out"] >= (swapped["in"] or 0) > 0
         assert node.metric("engine_swap_blocks_used") == 0, "all of it was given back"
-        assert 'num_cpu_blocks="0"' not in node.http.get("/metrics").text
+        metrics, info = node.http.get("/metrics").text, node.http.get("/info").json()
+        assert 'num_cpu_blocks="0"' not in metrics
+        assert info["kv_cache_dtype"] == kept
+        assert f'cache_dtype="{info["dtype"] if kept == "auto" else kept}"' in metrics
         assert any(event["how"] == "swap" for event in node.events("sequence.preempted"))
 
 

@@ -85,11 +85,18 @@ def replace_seed(request: AddSequence) -> AddSequence:
 class Probe(GoldenProbe):
     """With what it sent and what came of its runs."""
 
-    def __init__(self, file: GoldenAnswerFile | None = None, revision: str = "r1") -> None:
+    def __init__(
+        self, file: GoldenAnswerFile | None = None, revision: str = "r1", quantization: str | None = None
+    ) -> None:
         self.sent: list[ToCore] = []
         self.results: list[str] = []
         super().__init__(
-            vocab_size=1000, revision=revision, send=self.sent.append, file=file, on_result=self.results.append
+            vocab_size=1000,
+            revision=revision,
+            send=self.sent.append,
+            file=file,
+            quantization=quantization,
+            on_result=self.results.append,
         )
         self._started_at = 0.0
 
@@ -245,6 +252,18 @@ def test_a_file_keeps_the_answer_over_restarts(tmp_path: Path) -> None:
     other_model.start(CoreReady(10, 16, 160, "cpu", "float32", 0.0, 0.0, answer(1, 2, 4)))
     assert not other_model.is_wrong
     assert set(file.read()) == {"r1/float32/cpu", "r2/float32/cpu"}
+
+
+def test_what_changes_the_numbers_has_its_own_answer_in_the_file(tmp_path: Path) -> None:
+    file = GoldenAnswerFile(tmp_path / "golden.json")
+    Probe(file).start()
+    for quantization, kv_cache_dtype in (("int4", "auto"), (None, "int8"), ("int4", "int8")):
+        ready = CoreReady(10, 16, 160, "cpu", "float32", 0.0, 0.0, answer(1, 2, 4), kv_cache_dtype=kv_cache_dtype)
+        rounded = Probe(file, quantization=quantization)
+        rounded.start(ready)
+        assert not rounded.is_wrong
+    plain = "r1/float32/cpu"
+    assert set(file.read()) == {plain, f"{plain}/int4", f"{plain}/kv int8", f"{plain}/int4/kv int8"}
 
 
 @pytest.mark.parametrize("content", ["{", '{"version": 2, "answers": {}}', '{"version": 1}', "[]"])

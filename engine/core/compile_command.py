@@ -1,0 +1,68 @@
+"""Compiling kernels ahead: `fleetctl-node compile`, and the helper that a core starts where they are missing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from engine.parent_death import die_with_parent
+
+log = structlog.get_logger()
+
+
+def compile_kernels(args: argparse.Namespace) -> int:
+    """Compiles what is not compiled; says on stderr how far it is, on stdout where it lies. Returns the exit code."""
+    if args.with_parent:
+        die_with_parent()
+    from kernels.compile_ahead import cache_folder, compile_ahead, is_compiled
+
+    started, folder = time.monotonic(), cache_folder()
+    if folder is None:
+        sys.stderr.write(
+            "error: there is no folder to keep kernels in; set NUMBA_CACHE_DIR to one that can be written\n"
+        )
+        return 1
+    for dtype in args.dtype:
+        kinds = (args.quantization, args.kv_cache_dtype)
+        if not is_compiled(dtype, *kinds):
+            compile_ahead(dtype, *kinds, jobs=max(args.jobs, 1), report=partial(_say, dtype))
+    _say("all", f"compiled, {time.monotonic() - started:.1f} s")
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+def compile_beside(
+    dtype: str, quantization: Literal["int8", "int4", "w8a8"] | None, kv_cache_dtype: Literal["auto", "int8", "fp8"]
+) -> None:
+    """Starts a process that compiles what this one will need, from the end, while this one begins at the beginning.
+
+    Nobody waits for it: what it has compiled is found in the cache. It ends with this process.
+    """
+    from kernels.compile_ahead import is_compiled
+
+    if len(os.sched_getaffinity(0)) < 2 or is_compiled(dtype, quantization, kv_cache_dtype):
+        return
+    log.info("kernels.compiling", dtype=dtype, remedy="`fleetctl-node compile` does it before the first start")
+    command = [sys.executable, "-m", "engine", "compile", "--with-parent", "--jobs", "1", "--dtype", dtype]
+    if quantization is not None:
+        command += ["--quantization", quantization]
+    command += ["--kv-cache-dtype", kv_cache_dtype]
+    try:
+        nowhere = subprocess.DEVNULL
+        helper = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    except OSError as error:
+        log.warning("kernels.no_helper", reason=str(error))
+        return
+    threading.Thread(target=helper.wait, name="compile-helper", daemon=True).start()
+
+
+def _say(what: str, done: str) -> None:
+    sys.stderr.write(f"kernels: {what}: {done}\n")
