@@ -7,6 +7,7 @@ causes:
     signals: [llm:step_seconds:mean]      where it shows
     confused_with: [overload]             causes that look alike, and that a tree must tell it from
     page: replace-node                    or `no_page: why there is none`
+    not_by_deploy: true                   it says by itself where it comes from: to take a deploy back mends no card
     says: "{{where}} computes slowly: {{slow_steps}} as long as its peers"    the verdict's title
     where: [node]                         places it may be the cause of: node, pool, fleet; default all
     explains: [latency]                   trees whose alerts it can be behind
@@ -16,6 +17,7 @@ causes:
     never: [arrivals_doubled]             a yes rules it out
     prior: 1                              how common, beside the others
     at_most: likely                       its evidence only coincides
+    alone: true                           it is never named beside another cause
     only_seen: true                       a must that nobody can tell rules it out: its symptoms alone are everybody's
     tell_apart: {overload: slow_steps}    the question that tells it from another cause
     hurts: [promise_broken, errors_up]    of what passes by itself: where the first is no, and none is yes, nothing is
@@ -54,6 +56,7 @@ class Cause:
     no_page: str
     file: str  # where it is defined, for errors
     line: int
+    not_by_deploy: bool = False  # no deploy brings it about, so none is taken back for it
     expects: Expectation | None = None  # None: only trees of the old form name it
 
 
@@ -67,6 +70,7 @@ class _CauseForm(BaseModel):
     confused_with: list[_Word] = Field(default_factory=list, max_length=50)
     page: str = Field(default="", max_length=100)
     no_page: str = Field(default="", max_length=500)
+    not_by_deploy: bool = False
     says: str = Field(default="", max_length=300)
     where: list[Place] = Field(default_factory=lambda: list(PLACES), min_length=1)
     explains: list[_Name] = Field(default_factory=list, max_length=50)
@@ -79,6 +83,7 @@ class _CauseForm(BaseModel):
     prior: float = Field(default=1.0, gt=0, le=10)
     at_most: Literal["confirmed", "likely"] = "confirmed"
     only_seen: bool = False
+    alone: bool = False
     tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
     hurts: list[_Name] = Field(default_factory=list, max_length=20)
     unhurt: str = Field(default="", max_length=300)
@@ -127,6 +132,7 @@ class _CauseForm(BaseModel):
             prior=self.prior,
             at_most=self.at_most,
             only_seen=self.only_seen,
+            alone=self.alone,
             tell_apart=self.tell_apart,
             hurts=tuple(self.hurts),
             unhurt=self.unhurt,
@@ -187,6 +193,7 @@ def read_cause_file(path: Path) -> list[Cause]:
             confused_with=tuple(entry.confused_with),
             page=entry.page,
             no_page=" ".join(entry.no_page.split()),
+            not_by_deploy=entry.not_by_deploy,
             file=file.name,
             line=file.line_of("causes", index),
             expects=entry.expectation(),

@@ -103,6 +103,9 @@ def telling_answer(expects: Expectation, other: Cause, name: str) -> tuple[str, 
 
 
 def _remedy(cause: Cause) -> Iterator[str]:
+    if cause.not_by_deploy:
+        yield "No deploy brings it about: where it is confirmed, no rollback is proposed, also right after a rollout."
+        yield ""
     if cause.page:
         yield (
             f"Page [`{cause.page}`]({PAGE_FOLDER}/{cause.page}.md) treats it. A diagnosis proposes it; by hand:"

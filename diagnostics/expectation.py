@@ -8,6 +8,8 @@ from typing import Literal
 
 Place = Literal["node", "pool", "fleet"]
 PLACES: tuple[Place, ...] = ("node", "pool", "fleet")
+# What a verdict's title may name beside questions. `a_node`: the node, or "a node of pool chat" of more than a node.
+TITLE_NAMES = ("where", "a_node", "node", "pool", "model")
 
 # How often a question is answered yes where the cause is at work.
 MUST_YES = 0.97
@@ -21,7 +23,7 @@ NEVER_YES = 0.01
 class Expectation:
     """Questions by what a cause says of their answers. What it does not name is no more likely than without it."""
 
-    says: str  # the verdict's title: {{where}}, {{node}}, {{pool}}, {{model}}, or a question's id for its value
+    says: str  # the verdict's title: one of TITLE_NAMES in braces, or a question's id for its value
     explains: frozenset[str]  # the trees whose alerts it can be behind
     must: tuple[tuple[str, ...], ...]  # of each group one is yes; a fresh no of all rules the cause out
     often: tuple[str, ...] = ()
@@ -31,6 +33,7 @@ class Expectation:
     prior: float = 1.0  # how common it is beside the others
     at_most: Literal["confirmed", "likely"] = "confirmed"  # likely: its evidence only coincides
     only_seen: bool = False  # a must that nobody can tell rules it out: its symptoms alone are everybody's
+    alone: bool = False  # never beside another: it is named where nothing else explains what is seen
     tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
     hurts: tuple[str, ...] = ()  # where the first and all others that are known are no, it passes by itself
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.handling import Handling
-from diagnostics.scope import is_wide, scope_of, scope_text
+from diagnostics.scope import is_wide, scope_contains, scope_of, scope_text
 from diagnostics.severity import severity_rank
 
 REOPEN_WITHIN_S = 600.0
@@ -304,6 +304,24 @@ def by_gravity(alerts: Sequence[FiredAlert]) -> list[FiredAlert]:
 def with_diagnosis(incident: Incident, diagnosis: Diagnosis) -> Incident:
     """The incident with another diagnosis in place of its own."""
     return replace(incident, diagnosis=diagnosis)
+
+
+def told_elsewhere(incident: Incident, others: Iterable[Incident]) -> frozenset[str]:
+    """Causes that another open incident around or inside of this one was given, before this one was.
+
+    Two faults at once are two incidents: what the other one is about is at work here too, and is not what is told here.
+    """
+    mine = incident.diagnosis
+    found = set()
+    for other in others:
+        theirs = other.diagnosis
+        if other.id == incident.id or other.status is IncidentStatus.RESOLVED or theirs is None or not theirs.cause:
+            continue
+        if not (scope_contains(other.scope, incident.scope) or scope_contains(incident.scope, other.scope)):
+            continue
+        if mine is None or mine.cause != theirs.cause or theirs.said_since < mine.said_since:
+            found.add(theirs.cause)
+    return frozenset(found)
 
 
 def nodes_of(incident: Incident) -> list[str]:

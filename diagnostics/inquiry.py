@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge, diagnose
-from diagnostics.incident import FiredAlert, by_gravity
+from diagnostics.incident import FiredAlert, Incident, by_gravity, told_elsewhere, with_diagnosis
 from diagnostics.tree import Tree, tree_for_alert
 
 DEFAULT_TREE = "latency"
@@ -27,8 +28,12 @@ def diagnose_alerts(
     store: SeriesStore,
     now: float,
     onset: float | None,
+    told: frozenset[str] = frozenset(),
 ) -> Diagnosis:
-    """What the trees of these alerts say, the gravest first; of alerts without a tree, what to do instead.
+    """What the trees of these alerts say, the gravest first; of alerts without a tree, what is seen where they are,
+    or what to do instead.
+
+    `told`: causes that other incidents were given (`told_elsewhere`).
 
     Where all of them rest, it is asked as of the last moment at which one fired: what comes and goes (a KV cache that
     is short at each burst) takes its evidence along, and is still what it was.
@@ -36,9 +41,58 @@ def diagnose_alerts(
     found = trees_for_alerts(trees, alerts)
     now = last_fired(alerts, now)
     if not found:
-        name = by_gravity(alerts)[0].name
-        return replace(undiagnosed(name, no_tree.get(name)), at=now)
-    return diagnose(knowledge, found, scope, store, now, onset)
+        return _without_tree(knowledge, trees, no_tree, alerts, scope, store, now, told)
+    return diagnose(knowledge, found, scope, store, now, onset, told)
+
+
+def _without_tree(
+    knowledge: Knowledge,
+    trees: Mapping[str, Tree],
+    no_tree: Mapping[str, str],
+    alerts: Sequence[FiredAlert],
+    scope: Mapping[str, str],
+    store: SeriesStore,
+    now: float,
+    told: frozenset[str],
+) -> Diagnosis:
+    """An alert that says nothing of what is wrong does not hide it: the cause of the symptoms there, unless another
+    incident was given it. Of the fleet as a whole nobody looks around for it: such alerts are of what watches.
+    """
+    name = by_gravity(alerts)[0].name
+    word = replace(undiagnosed(name, no_tree.get(name)), at=now)
+    seen = look_around(knowledge, trees, scope, store, now) if scope else word
+    if seen.cause is None or seen.cause in told:
+        return word
+    return replace(seen, not_known=(*seen.not_known, word.title))
+
+
+def diagnose_incidents(
+    knowledge: Knowledge,
+    trees: Mapping[str, Tree],
+    no_tree: Mapping[str, str],
+    incidents: Sequence[Incident],
+    store: SeriesStore,
+    now: float,
+) -> list[Incident]:
+    """These open incidents with what is said of each now, asked as they opened, in the order in which they were given.
+
+    What the older one was given is told to the next, as where a controller takes them up one by one. An incident that
+    comes with a diagnosis keeps since when the same was said of it.
+    """
+    current = {one.id: one for one in incidents}
+    in_turn = sorted(current, key=lambda key: (current[key].opened_at, key))
+    for is_again in (False, True):
+        for key in in_turn:
+            one = current[key]
+            told = told_elsewhere(one, current.values())
+            if is_again and (one.diagnosis is None or one.diagnosis.also not in told):
+                continue  # what younger ones were given since is told to those whom it concerns
+            found = diagnose_alerts(knowledge, trees, no_tree, one.alerts, one.scope, store, now, one.onset_at, told)
+            before = one.diagnosis
+            if before is not None and (before.cause, before.confidence) == (found.cause, found.confidence):
+                found = replace(found, since=before.said_since)
+            current[key] = with_diagnosis(one, found)
+    return [current[one.id] for one in incidents]
 
 
 def last_fired(alerts: Sequence[FiredAlert], now: float) -> float:

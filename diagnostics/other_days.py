@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from alerts.evaluation.rules import RecordingRule, RuleGroup
+from alerts.evaluation.rules import RuleGroup
 from alerts.history.prometheus_source import RangeSeries
 from alerts.history.recording import wanted_names
 from alerts.labels import LabelSet
@@ -21,7 +21,7 @@ from diagnostics.diagnosis import Diagnosis, Evidence
 from diagnostics.evidence.judge import Knowledge, with_pool
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import OTHER_DAYS, day_ends_at, on_other_days
-from diagnostics.past import Past, PastVerdict, Said
+from diagnostics.past import Past, PastVerdict, Said, reading_group
 from diagnostics.query import AskedAt, bind_query, store_query
 
 # Of raw points before what is read of a signal: most of those look back 20 s to 5 minutes, and a lookback is 5 minutes.
@@ -86,7 +86,7 @@ def _days(past: Past, asked: Sequence[_Asked], groups: Sequence[RuleGroup], read
     """What these questions read, on the other days and today, the oldest first."""
     queries = [one.query_of(ago_s) for one in asked for _, ago_s in OTHER_DAYS]
     reach_s = max(fixed_reach_ms(one.root) for one in queries) / 1000
-    reading = _reading([*queries, parse("up")])  # a target's `up` says when its series ended
+    reading = reading_group([*queries, parse("up")])  # a target's `up` says when its series ended
     needed = [*_recording(groups, {name for one in queries for name in metric_names(one.root)}), reading]
     is_read = wanted_names([reading])
     store = SeriesStore(retention_s=10 * 366 * 86400.0, max_points=10_000_000, is_recording=True)
@@ -110,12 +110,6 @@ def _recording(groups: Sequence[RuleGroup], names: Iterable[str]) -> list[RuleGr
         todo = {name for rule in rules for name in metric_names(rule.query.root)} - wanted
     kept = [tuple(one for one in group.rules if one.kind == "record" and one.name in wanted) for group in groups]
     return [replace(group, rules=rules) for group, rules in zip(groups, kept, strict=True) if rules]
-
-
-def _reading(queries: Iterable[Query]) -> RuleGroup:
-    """A group that only says what these queries read."""
-    rules = tuple(RecordingRule("asked", one, ()) for one in queries)
-    return RuleGroup("asked", "", None, 0.0, 0, rules)
 
 
 def _copy(source: SeriesStore, to: SeriesStore, since: float, until: float, wanted: Callable[[str], bool]) -> None:

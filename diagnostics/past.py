@@ -5,25 +5,27 @@ Nothing but series is known there: no controller's word, no gateway of ours, unl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from alerts.evaluation.rules import RuleGroup
+from alerts.evaluation.rules import RecordingRule, RuleGroup
 from alerts.history.backtest import alive_groups, in_order, run_backtest, widened
 from alerts.history.fleet_labels import FleetLabels
 from alerts.history.prometheus_source import RangeSeries
 from alerts.labels import METRIC_NAME, LabelSet
-from alerts.promql import parse
+from alerts.promql import Query, parse
 from alerts.promql.nodes import metric_names
 from alerts.sample import MISSING, STALE_NAN, STALE_NAN_BITS
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge
-from diagnostics.incident import Incident, IncidentStatus
-from diagnostics.inquiry import diagnose_alerts
+from diagnostics.evidence.seen_changes import QUERIES as CHANGE_QUERIES
+from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
+from diagnostics.inquiry import diagnose_incidents
+from diagnostics.query import sample_query
 from diagnostics.retrospect import Retrospect
 from diagnostics.scope import PLACES, is_wide, node_scope, scope_contains
 from diagnostics.severity import severity_rank
@@ -135,16 +137,14 @@ class Past:
         )
         where = self.known_scope(scope)
         found = []
+        stands: dict[str, Diagnosis] = {}  # what was said last, by incident
         for at in times:
             opened = [one for one in past.incidents_at(at) if one.status is not IncidentStatus.RESOLVED]
             concerned = sorted((one for one in opened if not scope or _concerns(one, where)), key=_gravity)
-            said = [
-                Said(
-                    diagnose_alerts(knowledge, trees, no_tree, one.alerts, one.scope, self.store, at, one.onset_at),
-                    one,
-                )
-                for one in concerned
-            ]
+            known = [with_diagnosis(one, stands[one.id]) if one.id in stands else one for one in concerned]
+            judged = diagnose_incidents(knowledge, trees, no_tree, known, self.store, at)
+            said = [Said(one.diagnosis, one) for one in judged if one.diagnosis is not None]
+            stands |= {one.id: one.diagnosis for one in judged if one.diagnosis is not None}
             if not said:
                 said = [Said(look_around(knowledge, trees, where, self.store, at))]
             found.append(PastVerdict(tuple(said), self.nodes, self.engines))
@@ -191,6 +191,22 @@ def _write(
         for row in rows:
             if id(row) not in known:
                 store.append_points(relabel(row.labels), row.times, row.values)
+
+
+def reading_group(queries: Iterable[Query]) -> RuleGroup:
+    """A group that only says what these queries read."""
+    rules = tuple(RecordingRule("asked", one, ()) for one in queries)
+    return RuleGroup("asked", "", None, 0.0, 0, rules)
+
+
+def asked_of(knowledge: Knowledge) -> RuleGroup:
+    """All that a verdict reads beside what rules record: an engine's word for its settings, a gateway's for tenants.
+
+    For who fetches series before they are asked.
+    """
+    templates = [one for question in knowledge.questions.values() for one in (question.query, question.pool_query)]
+    queries = [*(sample_query(one) for one in templates if one), *CHANGE_QUERIES]
+    return reading_group(map(parse, queries))
 
 
 def signals_asked(diagnosis: Diagnosis) -> frozenset[str]:

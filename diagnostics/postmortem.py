@@ -20,6 +20,7 @@ from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
 from diagnostics.severity import sev_level
+from diagnostics.unanswered import counted, part_unanswered
 from diagnostics.value_format import format_seconds, format_value
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
@@ -190,6 +191,12 @@ def follow_ups(report: PostmortemInput) -> list[str]:
         found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")
     if report.impact.duplicated:
         found.append(f"{report.impact.duplicated} requests were answered twice: find out why.")
+    after_s, objective_s = report.impact.p99_ttft_after_s, report.impact.objective_ttft_s
+    if after_s is not None and objective_s is not None and after_s > objective_s:
+        found.append(
+            f"At its end p99 time to first token was {format_seconds(after_s)}, beyond the objective of"
+            f" {format_seconds(objective_s)}: see whether users feel that it is over."
+        )
     return found + list(report.follow_ups)
 
 
@@ -247,10 +254,8 @@ def _plain(value: object) -> str:
 
 
 def _measured(evidence: EvidenceRecord) -> str:
-    if evidence.value is None and evidence.answer != "unknown":
-        return "—"  # a condition is in the question: its number is what is asked for only where it is yes
     if evidence.value is None:
-        return f"unknown: {_text(evidence.why_unknown or 'no data')}"
+        return "—"  # a condition is in the question: its number is what is asked for only where it is yes
     value = format_value(evidence.value, evidence.unit or "count")
     remark = evidence.why_unknown if evidence.answer == "unknown" else evidence.usual
     return f"{value} ({_text(remark)})" if remark else value
@@ -273,5 +278,7 @@ _ENVIRONMENT.filters |= {
     "code": _code,
     "pairs": _pairs,
     "measured": _measured,
+    "parted": part_unanswered,
+    "counted": counted,
     "by": _by,
 }

@@ -105,10 +105,18 @@ Probability of {{ (diagnosis.cause or "a known cause") | text }} by all that was
 
 | question | answer | measured | limit | age |
 |---|---|---|---|---|
-{% for found in diagnosis.evidence %}
+{% set told, silent = diagnosis.evidence | parted %}
+{% for found in told %}
 | {{ found.title | text }} | {{ found.answer }} | {{ found | measured }} | {{ found.threshold | text }} \
 | {{ found.age_s | span }} |
 {% endfor %}
+{% if silent %}
+
+Asked, and nothing was read:
+{% for why, titles in silent.items() %}
+- {{ why | text }} ({{ titles | counted }}): {{ titles | join(" ") | text }}
+{% endfor %}
+{% endif %}
 
 {% if diagnosis.runner_up %}
 Next best: {{ diagnosis.runner_up | text }}{% if diagnosis.runner_up_probability is not none %} \

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from alerts.errors import BadExpressionError, QueryError
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
-from alerts.promql import evaluate, parse
-from alerts.promql.nodes import selectors_of
+from alerts.promql import Query, evaluate, parse
+from alerts.promql.nodes import Node, RangeSelector, Selector, rebuilt, selectors_of
 from alerts.series.store import SeriesStore
 
 PLACEHOLDER = re.compile(r"\{\{\s*([a-z0-9_]+)\s*\}\}")
@@ -23,6 +24,7 @@ CHANGE_MARGIN_S = 90.0  # a rollout goes on while it already shows, and a change
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
 # From an exporter beside the node, whose own silence ends these series; from the controller; and from gateways.
 _TOLD_BY_OTHERS = ("llm:gpu_", "fleet_", "gateway_")
+_NOTHING = (Matcher(METRIC_NAME, "=", ""),)  # no series is without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class QueryResult:
     why_unknown: str = ""
 
 
-RunQuery = Callable[[str], QueryResult]
+RunQuery = Callable[[str | Query], QueryResult]
 """A PromQL expression to its single value, bound by the caller to a store and a time."""
 
 
@@ -46,6 +48,7 @@ class AskedAt:
     onset: float  # the earliest moment at which it may have begun
     onset_late: float | None = None  # the latest one; None: the same
     past_until: float | None = None  # where a past of another day ends; None: the past ends before the onset
+    began: float | None = None  # the likeliest moment; None: the earliest
     kept_since: float | None = None  # the oldest point that there is; None: not known
 
     @property
@@ -66,14 +69,14 @@ class AskedAt:
 
     @property
     def onset_age_s(self) -> str:
-        """Seconds since the onset, as a number literal."""
-        return f"{max(0.0, self.now - self.onset):.3f}"
+        """Seconds since the likeliest moment of the onset, as a number literal."""
+        return f"{max(0.0, self.now - (self.onset if self.began is None else self.began)):.3f}"
 
 
 def store_query(store: SeriesStore, at: float) -> RunQuery:
     """Results from `store` as of Unix time `at`. No series, several series and a refused query are all unknown."""
 
-    def run_query(query: str) -> QueryResult:
+    def run_query(query: str | Query) -> QueryResult:
         try:
             samples = evaluate(query, store, at)
         except (BadExpressionError, QueryError) as error:
@@ -112,24 +115,46 @@ def liveness_query(scope: Mapping[str, str]) -> str:
     return f"max(llm:up{{{scope_matcher(scope)}}})"
 
 
-def reads_own_numbers(query: str, scope: Mapping[str, str]) -> bool:
-    """Whether the query reads what the scope's own nodes say of themselves: series pinned to its node (else its pool).
+def without_own_numbers(query: str, scope: Mapping[str, str]) -> str | Query | None:
+    """The query of a scope that does not answer its scrapes: what its own nodes say of themselves (series pinned to its
+    node, else its pool) is missing. None: nobody else is asked, so nothing is left of it.
 
-    What others know of them is none of it: whether they answer, the GPU exporter's word, the controller's, a gateway's.
+    Silence is that of a source: whether nodes answer, the word of the exporter of their GPUs, the controller's and a
+    gateway's are evidence as ever. Where one of those is asked beside the node itself, `llm:up` is missing too: there
+    it stands for the "no" of nodes that could tell.
     """
-    label = "node" if scope.get("node") else "pool"
     try:
-        selectors = selectors_of(parse(query).root)
+        root = parse(query).root
     except BadExpressionError:
-        return False
-    return any(_is_pinned(group, label, scope.get(label, "")) for one in selectors for group in one.groups)
+        return query
+    pin = ("node" if scope.get("node") else "pool", scope.get("node") or scope.get("pool") or "")
+    sources = {_source(group, pin) for one in selectors_of(root) for group in one.groups}
+    if "own" not in sources:
+        return query
+    return Query(query, _silenced(root, pin)) if "other" in sources else None
 
 
-def _is_pinned(matchers: Sequence[Matcher], label: str, value: str) -> bool:
+def _silenced(node: Node, pin: tuple[str, str]) -> Node:
+    match node:
+        case Selector(groups=groups):
+            left = tuple(group for group in groups if _source(group, pin) in ("other", "elsewhere"))
+            return replace(node, groups=left or (_NOTHING,))
+        case RangeSelector(selector=selector):
+            silenced = _silenced(selector, pin)
+            assert isinstance(silenced, Selector)
+            return replace(node, selector=silenced)
+        case _:
+            return rebuilt(node, lambda part: _silenced(part, pin))
+
+
+def _source(matchers: Sequence[Matcher], pin: tuple[str, str]) -> Literal["own", "up", "other", "elsewhere"]:
+    """Who tells what a selector reads: the nodes of the scope, their scrapes, somebody beside them; or other nodes."""
     name = next((one.value for one in matchers if one.name == METRIC_NAME and one.op == "="), "")
-    if name in _SAYS_WHO_ANSWERS or name.startswith(_TOLD_BY_OTHERS):
-        return False
-    return any((one.name, one.op, one.value) == (label, "=", value) for one in matchers)
+    if name.startswith(_TOLD_BY_OTHERS):
+        return "other"
+    if not any((one.name, one.op, one.value) == (pin[0], "=", pin[1]) for one in matchers):
+        return "elsewhere"
+    return "up" if name in _SAYS_WHO_ANSWERS else "own"
 
 
 def scope_matcher(scope: Mapping[str, str]) -> str:

@@ -34,6 +34,7 @@ from diagnostics.incident import (
     is_over,
     observe,
     resolve,
+    told_elsewhere,
 )
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.record import IncidentRecord
@@ -185,6 +186,7 @@ class _Story:
             self._store,
             now,
             incident.onset_at,
+            told_elsewhere(incident, self.incidents.values()),
         )
         incident, is_news = course.consider(incident, found)
         self.incidents[incident.id] = incident

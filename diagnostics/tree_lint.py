@@ -11,6 +11,7 @@ from typing import Literal
 
 from diagnostics.cause import Cause
 from diagnostics.evidence.judge import Knowledge
+from diagnostics.expectation import NEVER_YES
 from diagnostics.query import sample_query
 from diagnostics.tree import CONTINUE, END, Tree
 from diagnostics.tree_view import unused_questions
@@ -19,6 +20,7 @@ EnginesOf = Callable[[str], frozenset[str]]
 """A PromQL expression to the engines that can answer it."""
 
 MIN_REASON_WORDS = 4
+_OF_DEPLOY = ('kind="deploy"', "by (revision)")  # in the query of a question that tells of one
 _NO_WAY = "lead one there, or drop it"
 
 
@@ -83,12 +85,18 @@ def _questions(trees: Mapping[str, Tree], knowledge: Knowledge, engines_of: Engi
 
 def _causes(trees: Mapping[str, Tree], causes: Mapping[str, Cause], knowledge: Knowledge) -> Iterator[TreeFinding]:
     walked_to = {verdict.cause for tree in trees.values() for verdict in tree.verdicts.values()}
+    tells_deploy = {one.id for one in knowledge.questions.values() if any(word in one.query for word in _OF_DEPLOY)}
     alike: dict[tuple[object, ...], str] = {}
     for cause in causes.values():
         place, at = f"cause {cause.name}", (cause.file, cause.line)
         if not cause.page and not cause.no_page:
             yield TreeFinding("error", place, "no page, and no word why", "write `page` or `no_page`", *at)
         expects = cause.expects
+        if cause.not_by_deploy and expects is not None:
+            for name in expects.names & tells_deploy:
+                if expects.yes_rates.get(name, NEVER_YES) > NEVER_YES:
+                    remedy = "drop one of the two: what a deploy brings about may be taken back with it"
+                    yield TreeFinding("error", place, f"`not_by_deploy`, and expects {name}", remedy, *at)
         if expects is None:
             if cause.name not in walked_to:
                 yield TreeFinding("warning", place, "nothing can name it", "say what it `must` show", *at)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Unit = Literal["ratio", "points", "seconds", "tokens", "times", "per_second", "count"]
+Unit = Literal["ratio", "points", "seconds", "tokens", "times", "per_second", "count", "before_onset"]
+NONE_ON_RECORD_S = 1e8  # of `before_onset`: whoever tells was asked, and knows of none
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """`value` with its unit in at most about ten characters; None is "unknown", never a number."""
+    """`value` with its unit, mostly in at most ten characters; None is "unknown", never a number."""
     if value is None:
         return "unknown"
     if unit == "ratio":
@@ -19,6 +20,8 @@ def format_value(value: float | None, unit: str) -> str:
         return f"{value * 100:.0f} points"  # of per cent: from 72 to 45 % are 27 of them, and no fall by 27 %
     if unit == "seconds":
         return format_seconds(value)
+    if unit == "before_onset":
+        return format_before(value)
     if unit == "tokens":
         return f"{value:,.0f} tokens"
     if unit == "times":
@@ -26,6 +29,20 @@ def format_value(value: float | None, unit: str) -> str:
     if unit == "per_second":
         return f"{value:.3g}/s"
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
+
+
+def format_before(seconds: float) -> str:
+    """How long before an incident began something happened, or how long after: "9 s after it began".
+
+    After: what caused it is told with a node's next scrape, and a rollout goes on while it already shows.
+    """
+    if seconds >= NONE_ON_RECORD_S:
+        return "none on record"
+    if abs(seconds) < 1:
+        return "as it began"
+    whole = abs(round(seconds))
+    length = f"{whole} s" if whole < 10 else format_seconds(whole)
+    return f"{length} {'before' if seconds > 0 else 'after'} it began"
 
 
 def format_seconds(seconds: float | None) -> str:

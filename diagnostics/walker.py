@@ -17,7 +17,7 @@ from diagnostics.query import (
     RunQuery,
     bind_query,
     liveness_query,
-    reads_own_numbers,
+    without_own_numbers,
 )
 from diagnostics.scope import scope_text
 from diagnostics.tree import CONTINUE, Question, Tree, Verdict
@@ -79,11 +79,10 @@ def _answer(
     query, why = bind_query(question.query, scope, asked)
     if why and question.pool_query is not None:
         query, why = bind_query(question.pool_query, scope, asked)
-    if not why and silence and reads_own_numbers(query, scope):
-        why = silence
-    if why:
-        return _evidence(question, "unknown", query, QueryResult(None, None, why), None)
-    result = run_query(query)
+    told = without_own_numbers(query, scope) if silence and not why else query
+    if why or told is None:
+        return _evidence(question, "unknown", query, QueryResult(None, None, why or silence), None)
+    result = run_query(told)
     age_s = None if result.at is None else max(0.0, asked.now - result.at)
     value, why = fresh_value(result, age_s, max_age_s)
     if why:

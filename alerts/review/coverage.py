@@ -15,8 +15,8 @@ from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
 
 GPU_EXPORTER = "dcgm"
-# Told beside the engine: by us, and by the host's exporter where there is one.
-_BESIDE = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS", "node_")
+# Told beside the engine: by us, by routers that are not ours, and by the host's exporter where there is one.
+_BESIDE = ("sgl_router_", "vllm_router_", "fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS", "node_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ cause of each verdict against everything else.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,12 +23,13 @@ class Stated:
 
     probability: float
     is_right: bool
+    case: str = ""  # its verdicts are not independent of each other
 
 
 def stated(results: Iterable[Result]) -> list[Stated]:
     """Of all judged verdicts that name a cause with a probability."""
     return [
-        Stated(one.probability, result.is_right(one))
+        Stated(one.probability, result.is_right(one), result.case.name)
         for result in results
         for one in result.judged
         if one.probability is not None and one.causes
@@ -39,6 +41,27 @@ def fit_temperature(verdicts: Sequence[Stated], in_force: float) -> float:
     if not verdicts:
         return in_force
     return min(_TRIED, key=lambda tried: log_loss(verdicts, in_force / tried))
+
+
+def modest_temperature(verdicts: Sequence[Stated], in_force: float) -> float:
+    """The highest temperature that these cases do not tell from the best one: its log loss is within one standard error
+    of the smallest. Cases on which causes were tuned are right more often than others will be, so the most modest
+    temperature is taken that they allow.
+    """
+    if not verdicts:
+        return in_force
+    by_case: dict[str, list[Stated]] = {}
+    for one in verdicts:
+        by_case.setdefault(one.case, []).append(one)
+    best = fit_temperature(verdicts, in_force)
+    losses = [log_loss(own, in_force / best) for own in by_case.values()]
+    spread = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
+    allowed = statistics.mean(losses) + spread
+    return max((one for one in _TRIED if _mean_loss(by_case.values(), in_force / one) <= allowed), default=best)
+
+
+def _mean_loss(cases: Iterable[Sequence[Stated]], power: float) -> float:
+    return statistics.mean(log_loss(own, power) for own in cases)
 
 
 def log_loss(verdicts: Sequence[Stated], power: float) -> float:

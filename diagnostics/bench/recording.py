@@ -76,7 +76,7 @@ def record(case: Case) -> Recorded:
         for name in places(fact.on, case.nodes)
     ]
     if case.controller:
-        _write_facts(store, case, since, at_ms)
+        _write_facts(store, case, since, at_ms, drivers["up"] > 0)
     nodes = {node.name: _places(node) for node in case.nodes}
     for fact in case.facts:
         if fact.revision:
@@ -311,8 +311,9 @@ def _ended(values: Floats) -> Floats:
     return found
 
 
-def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times) -> None:
-    """What a controller knows of its nodes, as series (fleetctl/controller/nodes/fleet_series.py)."""
+def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times, answers: Bools) -> None:
+    """What a controller knows of its nodes, as series (fleetctl/controller/nodes/fleet_series.py). `answers`: to its
+    probe; shape (nodes, times)."""
     rows: dict[LabelSet, Floats] = {}
 
     def row(name: str, **labels: str) -> Floats:
@@ -321,10 +322,10 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times) ->
 
     # Where a case has a word of a platform, the platform speaks of all nodes: what it has nothing against is 0.
     spoken = {fact.kind for fact in case.facts} & _SIGNS.keys()
-    for node in case.nodes:
+    for number, node in enumerate(case.nodes):
         own = [fact for fact in case.facts if node.name in places(fact.on, case.nodes)]
         labels = _labels(node, node.revision) | {"engine": node.engine}
-        phase = np.full(len(since), "ready/", dtype=object)
+        phase = np.where(answers[number], "ready/", "unreachable/no_answer").astype(object)
         row("fleet_node_process_up", **labels)[:] = 1.0
         if node.engine == "fleetctl":
             row("fleet_node_output_ok", **labels)[:] = 1.0

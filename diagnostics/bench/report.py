@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from diagnostics.bench.calibration import fit_temperature, stated
+from diagnostics.bench.calibration import fit_temperature, log_loss, modest_temperature, stated
 from diagnostics.bench.judging import Result, Verdict
 from diagnostics.evidence.score import TEMPERATURE
 
@@ -30,6 +30,20 @@ class Bin:
 def share(hits: int, total: int) -> str:
     """`93 % (41 of 44)`; a dash where there was nothing to judge."""
     return f"{100 * hits / total:.0f} % ({hits} of {total})" if total else "-"
+
+
+def _temperatures(results: Sequence[Result], tuned: Sequence[Result]) -> str:
+    """What fits the cases that were tuned on, and how that does on those that were not."""
+    fitted, held_out = stated(tuned), stated(one for one in results if one.case.held_out)
+    best, modest = fit_temperature(fitted, TEMPERATURE), modest_temperature(fitted, TEMPERATURE)
+    text = (
+        f"- Temperature, fitted on cases that are not held out: best {best:.2f}, the highest within one "
+        f"standard error of it {modest:.2f}; in force {TEMPERATURE:.2f}."
+    )
+    if not held_out:
+        return text
+    losses = [f"{log_loss(held_out, TEMPERATURE / one):.3f} at {one:.2f}" for one in (2.0, TEMPERATURE, best)]
+    return f"{text} Log loss on the held-out ones: {', '.join(losses)}."
 
 
 def reliability(results: Iterable[Result]) -> list[Bin]:
@@ -111,8 +125,8 @@ def page(results: Sequence[Result], command: str) -> str:
         if slow
         else "",
         f"- Calibration: expected calibration error {expected_calibration_error(reliability(results)):.3f}, see "
-        "[the reliability plot](diagnosis-reliability.svg). The temperature that fits best, on cases that are not held "
-        f"out: {fit_temperature(stated(tuned), TEMPERATURE):.1f} (in force {TEMPERATURE:.1f}).",
+        "[the reliability plot](diagnosis-reliability.svg).",
+        _temperatures(results, tuned),
         "",
         "| stated probability | verdicts | mean stated | right |",
         "|---|---|---|---|",

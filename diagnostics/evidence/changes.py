@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from alerts.sample import Sample
 from diagnostics.evidence.onset import Onset
-from diagnostics.value_format import format_seconds
+from diagnostics.value_format import format_before
 
 CHANGES_QUERY = "fleet_change_timestamp_seconds"
 STARTS_QUERY = "timestamp(llm:deploy_age_seconds) - llm:deploy_age_seconds"
@@ -22,7 +22,9 @@ LOOK_BACK_S = 1800.0
 SLACK_S = 60.0  # a change is in the signals before it is told: the series of a node are told with its next scrape
 FADES_S = 600.0  # a change so long before counts a third
 MAX_TOLD = 5
+ONE_AFTER_THE_OTHER_S = 30.0  # apart, and both times are told
 MAX_NODES = 3  # of one line
+_TOLD_AS = {"limits": ("limits",), "scale": ("scale", "deploy", "rollout")}
 _WORDS = {"scale": "a node more or less in"}  # a replacement is that for a moment, and nobody scaled the pool
 
 
@@ -32,6 +34,7 @@ class _Change:
     pool: str
     node: str
     at: float
+    what: str = ""  # in words, in which {where} stands for the place
 
 
 def starts_untold(starts: Iterable[Sample], told: Iterable[Sample]) -> list[Sample]:
@@ -49,21 +52,43 @@ def starts_untold(starts: Iterable[Sample], told: Iterable[Sample]) -> list[Samp
     return found
 
 
+def seen_untold(seen: Iterable[Sample], told: Iterable[Sample]) -> list[Sample]:
+    """What series show, of which nobody told. A rollout that is told names no revisions: those are said beside it."""
+    known: dict[str, list[Sample]] = defaultdict(list)
+    for one in told:
+        known[one.labels.get("kind", "")].append(one)
+    return [
+        one
+        for one in seen
+        if one.labels["kind"] not in _TOLD_AS
+        or not any(_is_same(one, other) for kind in _TOLD_AS[one.labels["kind"]] for other in known[kind])
+    ]
+
+
+def _is_same(seen: Sample, told: Sample) -> bool:
+    """Whether what was told is of the same place and time; of a node or of its whole pool."""
+    node, pool = (told.labels.get(name, "") for name in ("node", "pool"))
+    is_there = node == seen.labels["node"] if node else pool in ("", seen.labels["pool"])
+    return is_there and abs(seen.value - told.value) <= START_S
+
+
 def recent_changes(samples: Iterable[Sample], scope: Mapping[str, str], onset: Onset) -> tuple[str, ...]:
     """Lines for a reader, the likeliest first: "rollout of pool chat, 3 min 10 s before it began"."""
-    told: dict[tuple[str, str, int], list[_Change]] = defaultdict(list)
-    weights: dict[tuple[str, str, int], float] = {}
+    told: dict[tuple[str, str, str, int], list[_Change]] = defaultdict(list)
+    weights: dict[tuple[str, str, str, int], float] = {}
     for sample in samples:
         one = _Change(
             sample.labels.get("kind", "change"),
             sample.labels.get("pool", ""),
             sample.labels.get("node", ""),
             sample.value,
+            sample.labels.get("what", ""),
         )
         weight = _nearness(one, scope) * _recency(one.at, onset)
         if weight <= 0:
             continue
-        key = (one.kind, one.pool, int(one.at // SLACK_S) if one.node else 0)  # of several nodes at once one line
+        # Of several nodes at once one line; a rollout, node by node, is one too where it is known what came.
+        key = (one.kind, one.pool, one.what, int(one.at // SLACK_S) if one.node and not one.what else 0)
         told[key].append(one)
         weights[key] = max(weights.get(key, 0.0), weight)
     best = sorted(told, key=lambda key: (-weights[key], key))[:MAX_TOLD]
@@ -88,12 +113,20 @@ def _recency(at: float, onset: Onset) -> float:
 def _line(changes: list[_Change], onset: Onset) -> str:
     nodes = sorted(one.node for one in changes if one.node)
     shown = ", ".join(nodes[:MAX_NODES]) + (f" and {len(nodes) - MAX_NODES} more" if len(nodes) > MAX_NODES else "")
-    where = shown or (f"pool {changes[0].pool}" if changes[0].pool else "the fleet")
-    before_s = onset.at - max(one.at for one in changes)
-    if abs(before_s) < 1:
-        when = "as it began"
-    elif before_s > 0:
-        when = f"{format_seconds(before_s)} before it began"
-    else:
-        when = f"{format_seconds(-before_s)} after it began, by what the signals show"
+    # No node and no pool: only a gateway is restarted so, and "restart of the fleet" is not what happened.
+    everywhere = "the gateway" if changes[0].kind == "restart" else "the fleet"
+    where = shown or (f"pool {changes[0].pool}" if changes[0].pool else everywhere)
+    times = [_before_s(one.at, onset) for one in changes]
+    first_s, last_s = max(times), min(times)
+    when = format_before(last_s)
+    if first_s - last_s > ONE_AFTER_THE_OTHER_S:
+        when = f"the first {format_before(first_s)}, the last {when}"
+    when += ", by what the signals show" if last_s <= -1 else ""
+    if what := changes[0].what:
+        return f"{what.replace('{where}', where)}, {when}"
     return f"{_WORDS.get(changes[0].kind, f'{changes[0].kind} of')} {where}, {when}"
+
+
+def _before_s(at: float, onset: Onset) -> float:
+    """How long before the onset it was, less than 0: after it. It may have begun as late as `late`."""
+    return 0.0 if onset.at < at <= onset.late else onset.at - at

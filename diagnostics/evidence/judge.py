@@ -16,12 +16,13 @@ from alerts.promql import evaluate, evaluate_series
 from alerts.series.store import SeriesStore
 from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
-from diagnostics.evidence.changes import CHANGES_QUERY, STARTS_QUERY, recent_changes, starts_untold
+from diagnostics.evidence.changes import CHANGES_QUERY, STARTS_QUERY, recent_changes, seen_untold, starts_untold
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.question_file import builtin_questions
 from diagnostics.evidence.reading import Readings, read_all
 from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
+from diagnostics.evidence.seen_changes import seen_changes
 from diagnostics.expectation import Expectation, Place
 from diagnostics.query import PLACEHOLDER, AskedAt, bind_query, scope_matcher, store_query
 from diagnostics.scope import scope_text
@@ -38,6 +39,7 @@ YOUNG_STEP_S = (
     5.0  # of a record's first minutes: where it began in them, a minute of past is twelve samples (MIN_BEFORE)
 )
 YOUNG_S = 300.0
+AGED_S = 600.0  # alerts that began so soon after the record did have no past; and a change needs as much before it
 LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
@@ -79,20 +81,22 @@ def diagnose(
     store: SeriesStore,
     now: float,
     active_at: float | None,
+    told: frozenset[str] = frozenset(),
 ) -> Diagnosis:
     """What the trees of the alerts that stand, the gravest first, say of `scope`.
 
-    `active_at`: when the first of the alerts began, None: now. Causes are scored for the trees that say what to ask; a
-    tree with branches of its own is walked, and counts where it is surer.
+    `active_at`: when the first of the alerts began, None: now. `told`: causes that other incidents were given. Causes
+    are scored for the trees that say what to ask; a tree with branches of its own is walked, and counts where it is
+    surer.
     """
     active_at = now if active_at is None else active_at
     judged = [tree for tree in trees if tree.is_judged]
     found: list[Diagnosis] = []
     if judged:
         scope = with_pool(scope, store, now)
-        onset = onset_of_series([one for tree in judged for one in tree.onset], scope, store, active_at, now)
+        onset = _onset_of_alerts([one for tree in judged for one in tree.onset], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
-        found.append(judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset))
+        found.append(judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset, told=told))
     found += [walk(tree, scope, store_query(store, now), now, active_at) for tree in trees if not tree.is_judged]
     return max(found, key=lambda one: RANK[one.confidence])  # the first of equals
 
@@ -106,6 +110,7 @@ def judge(
     now: float,
     onset: Onset | None = None,
     known: Readings | None = None,
+    told: frozenset[str] = frozenset(),
 ) -> Diagnosis:
     """The causes of what the alerts of these trees, the gravest first, say of `scope` at Unix time `now`.
 
@@ -118,8 +123,8 @@ def judge(
     read = read_all(left, scope, store_query(store, now), asked_at(onset, store, now))
     readings = {name: known.get(name) or read[name] for name in knowledge.questions}
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
-    best = ranking.fits[0]
-    found = _named(best, ranking, knowledge, scope, trees, readings) if best.causes else None
+    best = ranking.best
+    found = _named(best, ranking, knowledge, scope, trees, readings, told) if best.causes else None
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(ask, found, knowledge, readings)
@@ -149,6 +154,19 @@ def with_pool(scope: Mapping[str, str], store: SeriesStore, now: float) -> Mappi
         return scope
     pools = {sample.labels.get("pool", "") for sample in evaluate(f"llm:up{{{scope_matcher(scope)}}}", store, now)}
     return {**scope, "pool": pools.pop()} if len(pools) == 1 and all(pools) else scope
+
+
+def _onset_of_alerts(
+    templates: Sequence[str], scope: Mapping[str, str], store: SeriesStore, active_at: float, now: float
+) -> Onset:
+    """When what the alerts tell of began. Alerts as old as the record leave nothing to compare with: where what they
+    tell of has changed since, for good, that change is asked about."""
+    onset = onset_of_series(templates, scope, store, active_at, now)
+    since = kept_since(store)
+    if since is None or onset.early - since >= AGED_S or now - onset.at < AGED_S:
+        return onset
+    later = onset_of_series(templates, scope, store, now, now)
+    return later if now > later.at and later.early - since >= AGED_S else onset
 
 
 def onset_of_series(
@@ -195,7 +213,9 @@ def _symptom(
 
 def _changes(scope: Mapping[str, str], store: SeriesStore, now: float, onset: Onset) -> tuple[str, ...]:
     told = evaluate(CHANGES_QUERY, store, now)
-    return recent_changes([*told, *starts_untold(evaluate(STARTS_QUERY, store, now), told)], scope, onset)
+    seen = seen_untold(seen_changes(scope, store, now, onset), told)
+    parts_of = [*told, *(one for one in seen if one.labels["kind"] in ("revision", "scale"))]
+    return recent_changes([*told, *seen, *starts_untold(evaluate(STARTS_QUERY, store, now), parts_of)], scope, onset)
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:
@@ -210,22 +230,24 @@ def _named(
     scope: Mapping[str, str],
     trees: Sequence[str],
     readings: Readings,
+    told: frozenset[str],
 ) -> Diagnosis:
     """The best hypothesis in words. Of two causes at work, one that can be behind the alerts is named first, and of
-    such two the one that fits better alone."""
+    such two the one that fits better alone. One of `told` is named alone or not at all: it has an incident."""
     ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
     elsewhere = {name for name in best.causes if trees and not knowledge.expectations[name].explains & set(trees)}
-    causes = sorted(best.causes, key=lambda name: (name in ruled_out, name in elsewhere, -ranking.probability_of(name)))
+    causes = sorted(
+        best.causes,
+        key=lambda name: (name in told, name in ruled_out, name in elsewhere, -ranking.probability_of(name)),
+    )
     cause = causes[0]
     expects = knowledge.expectations[cause]
     probability = ranking.probability_of(cause)
-    also = causes[1] if len(causes) > 1 else None
-    runner = next((one.causes[0] for one in ranking.fits if one.causes and not set(one.causes) & set(causes)), None)
-    # Beside a cause, another one that is at work only together with it is the next best word.
-    runner = runner or next((name for one in ranking.fits for name in one.causes if name not in causes), None)
+    also = causes[1] if len(causes) > 1 and causes[1] not in told else None
+    runner = _runner_up(causes, probability, ranking, knowledge)
     runner_probability = ranking.probability_of(runner) if runner is not None else None
     if runner_probability is not None and runner_probability < RUNNER_UP_FROM:
-        runner, runner_probability = None, None
+        runner_probability = None  # by what is known it is not likely: it is what nobody could rule out
     return Diagnosis(
         tree="",
         cause=cause,
@@ -239,9 +261,22 @@ def _named(
     )
 
 
+def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, knowledge: Knowledge) -> str | None:
+    """The next best word: of a sure verdict what is likely beside it; else what one would look at next."""
+    if probability < CONFIRMED_FROM:
+        own = knowledge.expectations[causes[0]].tell_apart
+        near = {name for name, one in knowledge.expectations.items() if name in own or causes[0] in one.tell_apart}
+        if (found := ranking.next_to(causes, near)) is not None:
+            return found
+    runner = next((one.causes[0] for one in ranking.fits if one.causes and not set(one.causes) & set(causes)), None)
+    # Beside a cause, another one that is at work only together with it is the next best word.
+    runner = runner or next((name for one in ranking.fits for name in one.causes if name not in causes), None)
+    return runner if runner is not None and ranking.probability_of(runner) >= RUNNER_UP_FROM else None
+
+
 def asked_at(onset: Onset, store: SeriesStore, now: float) -> AskedAt:
     """When a question is asked about what began then."""
-    return AskedAt(now, onset.early, onset.late, kept_since=kept_since(store))
+    return AskedAt(now, onset.early, onset.late, began=onset.at, kept_since=kept_since(store))
 
 
 def kept_since(store: SeriesStore) -> float | None:
@@ -320,6 +355,8 @@ def verdict_title(
     """What a cause says of the scope, without the parts whose value nobody measured or that tell of no symptom."""
     values = {name: format_value(one.value, questions[name].unit) for name, one in readings.items()}
     values["where"] = scope_text(scope)
+    # Of a cause that one node has: where it shows in what a pool's or the fleet's alerts say, not all of it has it.
+    values["a_node"] = scope["node"] if scope.get("node") else f"a node of {scope_text(scope)}"
     values |= {name: scope.get(name, "unknown") for name in ("node", "pool", "model")}
     says = expects.says
     if not scope.get("pool"):
@@ -329,7 +366,8 @@ def verdict_title(
     known = [part for part in parts if not _has_unknown(part, values)]
     known = [part for part in known if not _is_no_symptom(part, readings)] or known
     told = colon.join((head, ", ".join(known).removeprefix("and ").removeprefix("or "))) if known and tail else head
-    return PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), told)
+    title = PLACEHOLDER.sub(lambda match: values.get(match.group(1), "not asked"), told)
+    return f"A{title[1:]}" if title.startswith("a node of ") else title
 
 
 def _is_seen(part: str, readings: Readings) -> bool:

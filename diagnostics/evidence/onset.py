@@ -18,7 +18,13 @@ AFTER_S = 120.0  # and after it: a remedy, or a second change, is another story
 MIN_BEFORE = 12  # samples; fewer are no past
 MIN_AFTER = 3
 MIN_Z = 3.5  # of the rank sum: one in some thousand splits of noise
+MAX_TRIED = 60  # splits, the strongest first
 MIN_SHIFT = 3.0  # medians apart, in the noise before (median absolute deviation, scaled to a standard deviation)
+COMMON = (
+    0.95  # of the past: where half of it is one value, as of rare events, its noise is how far so much of it lies off
+)
+MEAN_OF = 4  # samples: a minute. Rare events are many in it where each sample has none, one or two
+FEW = 8  # samples for each value that there is, at the least: means and times are never the same twice
 MIN_RATIO = 0.1  # and in the value before: a series without noise has many standard deviations
 
 
@@ -42,28 +48,53 @@ def find_onset(
 ) -> Onset:
     """The change point nearest before the alert in any of `series` ((time, value), sorted); else the alert's own word.
 
-    Of several series that changed, the earliest change counts: what follows is its consequence.
+    Of several series that changed, the earliest change counts: what follows is its consequence. Where none does by
+    its samples, means of a minute are looked at of those that jump between few values, as a rate of rare events does.
     """
-    found = [one for points in series if (one := _change_point(points, active_at, now, look_back_s)) is not None]
+    given = list(series)
+    found = [one for points in given if (one := change_point(points, active_at, now, look_back_s)) is not None]
+    if not found:
+        until = min(now, active_at + AFTER_S)
+        counts = [points for points in given if len({value for _, value in points}) * FEW <= len(points)]
+        means = [_means([point for point in points if point[0] <= until]) for points in counts]
+        found = [one for points in means if (one := change_point(points, active_at, now, look_back_s)) is not None]
     return min(found, key=lambda one: one.at, default=alert_onset(active_at))
 
 
-def _change_point(
-    points: Sequence[tuple[float, float]], active_at: float, now: float, look_back_s: float
+def change_point(
+    points: Sequence[tuple[float, float]],
+    active_at: float,
+    now: float,
+    look_back_s: float,
+    *,
+    looks_past_drift: bool = False,
 ) -> Onset | None:
+    """The last change of a series that lasts, before `active_at` or with it; None: it changes no more than ever.
+
+    `looks_past_drift`: where the strongest split is a drift, a weaker one counts that is a change of level. Of a queue,
+    which swells now and then, that would be any of its waves.
+    """
     until = min(now, active_at + AFTER_S)
     window = [(at, value) for at, value in points if active_at - look_back_s <= at <= until and math.isfinite(value)]
     at = np.array([one[0] for one in window])
     values = np.array([one[1] for one in window])
     level = float(np.median(values[-MIN_AFTER:])) if len(values) else 0.0
     start = 0
-    while (split := _split(values[start:])) is not None:
+    while (split := _split(values[start:], looks_past_drift)) is not None:
         best = start + split.at
         # A harmless step long before is no beginning: what came after it must explain most of how it is now.
         if abs(split.shift) >= 0.5 * abs(level - split.centre) and split.shift * (level - split.centre) > 0:
             return _onset(at, values, start, best, split, active_at)
         start = best
     return None
+
+
+def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The means of each `MEAN_OF` samples, at the first of them; counted from the end, where the change is."""
+    known = [point for point in points if math.isfinite(point[1])]
+    known = known[len(known) % MEAN_OF :]
+    parts = [known[at : at + MEAN_OF] for at in range(0, len(known), MEAN_OF)]
+    return [(part[0][0], sum(value for _, value in part) / MEAN_OF) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +106,7 @@ class _Split:
     shift: float  # of the median
 
 
-def _split(values: np.ndarray) -> _Split | None:
+def _split(values: np.ndarray, looks_past_drift: bool) -> _Split | None:
     """The one change that is in the values for certain; None: none is."""
     count = len(values)
     if count < MIN_BEFORE + MIN_AFTER:
@@ -86,14 +117,34 @@ def _split(values: np.ndarray) -> _Split | None:
     best = int(np.argmax(strength)) + 1
     if strength[best - 1] < MIN_Z:
         return None
-    past = values[:best]
-    centre = float(np.median(past))
-    noise = 1.4826 * float(np.median(np.abs(past - centre)))
-    shift = float(np.median(values[best:])) - centre
-    if abs(shift) < max(MIN_SHIFT * noise, MIN_RATIO * abs(centre)) or shift == 0:
-        return None
     near = np.flatnonzero(strength >= strength[best - 1] - 1.0) + 1
-    return _Split(best, (int(near.min()), int(near.max())), centre, noise, shift)
+    found = _level_change(values, best)
+    if found is None and not looks_past_drift:
+        return None
+    if found is None:
+        # Of a series that drifts the strongest split is often no change of level, and a weaker one is: of what has just
+        # begun there are few samples.
+        order = (np.argsort(-strength)[:MAX_TRIED] + 1).tolist()
+        tried = {
+            at: one for at in order if strength[at - 1] >= MIN_Z and (one := _level_change(values, at)) is not None
+        }
+        if not tried:
+            return None
+        best = max(tried, key=lambda at: float(strength[at - 1]) * abs(tried[at][2]))
+        found = tried[best]
+        near = np.array([at for at, (_, _, shift) in tried.items() if shift / found[2] >= 0.5])
+    return _Split(best, (int(near.min()), int(near.max())), *found)
+
+
+def _level_change(values: np.ndarray, at: int) -> tuple[float, float, float] | None:
+    """The median before a split, the noise there and by how much the median moves; None: no more than noise does."""
+    past = values[:at]
+    centre = float(np.median(past))
+    off = np.abs(past - centre)
+    noise = 1.4826 * float(np.median(off)) or float(np.quantile(off, COMMON)) / 2
+    shift = float(np.median(values[at:])) - centre
+    is_one = shift != 0 and abs(shift) >= max(MIN_SHIFT * noise, MIN_RATIO * abs(centre))
+    return (centre, noise, shift) if is_one else None
 
 
 def _onset(at: np.ndarray, values: np.ndarray, start: int, best: int, split: _Split, active_at: float) -> Onset | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from diagnostics.tree import Limit
 from diagnostics.value_format import format_value
@@ -27,13 +28,15 @@ class Question:
     optional: bool = False  # not everybody can tell: unknown is no gap
     symptom: bool = False  # what is looked at where no alert fires
     is_told_always: bool = True  # no: its number is what is asked for only where it is yes (a condition is in it)
+    past: Literal["traffic", "facts", "none"] = "traffic"  # what it needs to have been there before the onset
     file: str = ""  # where it is defined, for errors
     line: int = 0
 
     @property
     def threshold(self) -> str:
         """The limit of a yes with its unit, e.g. "> 200 ms"."""
-        return f"{self.when.comparison} {format_value(self.when.bound, self.unit)}"
+        unit = "seconds" if self.unit == "before_onset" else self.unit
+        return f"{self.when.comparison} {format_value(self.when.bound, unit)}"
 
     def template(self, scope: Mapping[str, str]) -> str:
         """The query as it is asked of this scope."""
@@ -42,3 +45,11 @@ class Question:
     def compares_with_past(self, scope: Mapping[str, str]) -> bool:
         """Whether the answer for this scope hangs on what was before the onset."""
         return "{{before}}" in self.template(scope)
+
+    def needs_past(self, scope: Mapping[str, str]) -> bool:
+        """Whether something must have been there before the onset; not for a record right from its first line."""
+        return self.past != "none" and any(time in self.template(scope) for time in ("{{onset}}", "{{before}}"))
+
+    def is_of_facts(self, scope: Mapping[str, str]) -> bool:
+        """Whether what it compares with is there without traffic too: which nodes, which limits, what was changed."""
+        return self.past == "facts" or "{{onset}}" in self.template(scope)

@@ -55,6 +55,8 @@ class _QuestionForm(BaseModel):
     optional: bool = False
     symptom: bool = False
     told: Literal["always", "yes_only"] = "always"
+    # facts: it is there without traffic too; none: a record that is right from its first line
+    past: Literal["traffic", "facts", "none"] = "traffic"
     window_ends_now: str = Field(default="", max_length=500)  # why a long window may contain what is asked about
     note: str = Field(default="", max_length=1000)
 
@@ -132,6 +134,7 @@ def _question(file: ContentFile, index: int, entry: _QuestionForm) -> Question:
         optional=entry.optional,
         symptom=entry.symptom,
         is_told_always=entry.told == "always",
+        past=entry.past,
         file=file.name,
         line=file.line_of("questions", index),
     )

@@ -11,17 +11,27 @@ from typing import NamedTuple
 
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
-from diagnostics.query import AskedAt, RunQuery, bind_query, reads_own_numbers
+from diagnostics.query import AskedAt, RunQuery, bind_query, without_own_numbers
 from diagnostics.value_format import format_seconds, format_value
 from diagnostics.walker import fresh_value, silence_of
 
 MIN_PAST_S = 60.0
-PAST_STEP_S = 5.0
+MIN_USED_SHARE = 2 / 3  # of the times at which anything was asked: means over time count each time alike
+PAST_STEP_S = 15.0
+USED_FROM_TPS = 10  # prompt tokens a second of a node: a health check asks for a few dozen in a minute
 DAY_S = 86400.0
 OTHER_DAYS = (("yesterday", DAY_S), ("a week ago", 7 * DAY_S))
 HALF_PAST_S = 900.0  # most pasts are of half an hour: that of another day has this hour in its middle
-# How many steps of the last ten minutes before the onset had traffic; no value where nobody counts arrivals.
-_PAST_QUERY = f"count_over_time((sum(llm:arrivals:rate{{{{{{scope}}}}}}) > 0)[10m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+# How many steps of the half hour before the onset had traffic of users, and any; no value where nobody counts tokens.
+_PROMPTS = "max(llm:prompt_tokens:rate{{{scope}}})"
+_USED_QUERY = f"sum_over_time(({_PROMPTS} >= bool {USED_FROM_TPS})[30m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+_ASKED_QUERY = f"sum_over_time(({_PROMPTS} > bool 0)[30m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+# Where nobody counts tokens.
+_ARRIVED_QUERY = (
+    f"sum_over_time((sum(llm:arrivals:rate{{{{{{scope}}}}}}) > bool 0)[30m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+)
+_KNOWN_QUERY = f"count_over_time(count(llm:up{{{{{{scope}}}}}})[30m:{PAST_STEP_S:.0f}s] {{{{before}}}})"
+LONG_KNOWN_S = 600.0  # a fleet that has been there for so long has a past of changes, used or not
 
 Readings = Mapping[str, Evidence]
 """What was answered, by question."""
@@ -30,18 +40,21 @@ Readings = Mapping[str, Evidence]
 def read_all(
     questions: Iterable[Question], scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt
 ) -> dict[str, Evidence]:
-    """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are unknown."""
+    """The answers for `scope`. What does not answer its scrapes says nothing of itself: its last values are
+    unknown, and what others know of it is not."""
     silence = silence_of(scope, run_query)
     around, of_numbers = _around(scope), _no_past(scope, run_query, asked)
-    no_past = _NoPast(of_numbers, of_numbers if around is scope else _no_past(around, run_query, asked))
+    of_around = of_numbers if around is scope else _no_past(around, run_query, asked)
+    is_long_known = bool(of_around) and _known_s(around, run_query, asked) >= LONG_KNOWN_S
+    no_past = _NoPast(of_numbers, "" if is_long_known else of_around)
     return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
 
 
 class _NoPast(NamedTuple):
     """Why there is nothing to compare with; "" where there is."""
 
-    of_numbers: str  # of the scope's own
-    of_changes: str  # a node that a deploy has just started has no numbers from before, and the deploy is known
+    of_traffic: str  # of what users ask for, and how it is served
+    of_facts: str  # of what is there whether it is used or not; a node that a deploy has just started has its pool's
 
 
 def _around(scope: Mapping[str, str]) -> Mapping[str, str]:
@@ -50,18 +63,38 @@ def _around(scope: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _no_past(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> str:
-    """Why there is nothing to compare with: traffic began shortly before; "" when it did not, or nobody knows.
+    """Why there is no traffic to compare with; "" when there is, or nobody knows.
 
     A fleet that has just been started has a past of zeros and first requests: everything is many times as much as then.
+    Nor are idle minutes a past, or health checks: any prompt is many times as long as those.
     """
-    query, why = bind_query(_PAST_QUERY, scope, asked)
-    steps = run_query(query).value if not why else None
-    if steps is None or steps * PAST_STEP_S >= MIN_PAST_S:
+    if asked.kept_since is not None and asked.onset - asked.kept_since < MIN_PAST_S:
+        return "no past to compare with: the record begins with it"
+    used, asked_for = (_steps(query, scope, run_query, asked) for query in (_USED_QUERY, _ASKED_QUERY))
+    if used is None:
+        used = asked_for = _steps(_ARRIVED_QUERY, scope, run_query, asked)
+    if used is None or asked_for is None:
         return ""
-    past_s = format_seconds(steps * PAST_STEP_S)
-    # Not "traffic began": a controller that was just started knows no older traffic, whatever there was.
-    least = format_seconds(MIN_PAST_S)
-    return f"no past to compare with: traffic is known from {past_s} before it began on, the least is {least}"
+    if not asked_for:
+        return "no past to compare with: no traffic is known from before it began"
+    used_s = used * PAST_STEP_S
+    if used_s < MIN_PAST_S:
+        # Not "traffic began": a controller that was just started knows no older traffic, whatever there was.
+        known, least = format_seconds(used_s), format_seconds(MIN_PAST_S)
+        return f"no past to compare with: traffic is known from {known} before it began, the least is {least}"
+    if used < MIN_USED_SHARE * asked_for:
+        return "no past to compare with: most of what was asked before it began was a few tokens, as health checks are"
+    return ""
+
+
+def _steps(template: str, scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> float | None:
+    query, why = bind_query(template, scope, asked)
+    return None if why else run_query(query).value
+
+
+def _known_s(scope: Mapping[str, str], run_query: RunQuery, asked: AskedAt) -> float:
+    """How much of the half hour before the onset the scope was known at all."""
+    return (_steps(_KNOWN_QUERY, scope, run_query, asked) or 0.0) * PAST_STEP_S
 
 
 def _read(
@@ -74,17 +107,18 @@ def _read(
 ) -> Evidence:
     template = question.template(scope)
     query, why = bind_query(template, scope, asked)
-    if not why and "{{onset}}" in template:
-        why = no_past.of_changes
-    elif not why and "{{before}}" in template:
-        why = no_past.of_numbers
-    if not why and silence and reads_own_numbers(query, scope):
-        why = silence
-    if why:
-        return _evidence(question, "unknown", query, None, None, why)
-    result = run_query(query)
+    if not why and question.needs_past(scope):
+        why = no_past.of_facts if question.is_of_facts(scope) else no_past.of_traffic
+    told = without_own_numbers(query, scope) if silence and not why else query
+    if why or told is None:
+        return _evidence(question, "unknown", query, None, None, why or silence)
+    result = run_query(told)
+    if result.value is None and told is not query:
+        return _evidence(question, "unknown", query, None, None, silence)
     age_s = None if result.at is None else max(0.0, asked.now - result.at)
     value, why = fresh_value(result, age_s, question.max_age_s)
+    if result.value is not None and value is None and ("{{before}}" in template or "{{onset}}" in template):
+        why = "of then or of now nobody knows the value"
     word: AnswerWord = "unknown"
     if not why and value is not None:
         word, why = _judge(question, value, asked)

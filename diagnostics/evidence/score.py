@@ -10,8 +10,8 @@ TTFT rise together), so the sum is tempered before it becomes a probability; `TE
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from diagnostics.evidence.question import Question
@@ -25,6 +25,7 @@ PAIR_PRIOR = 0.1  # two faults that begin together are rarer than either; a must
 NONE_PRIOR = 0.03
 UNSEEN_MUST = 0.03  # for each must that is not seen and may be: what is seen is believed before what can't be
 NONE_YES = 0.15  # what no cause of ours is behind shows in something
+NEAR = 1.5  # on the score of a runner-up that the named cause, or itself, is told apart from: 4.5 times as likely
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
 
@@ -51,6 +52,29 @@ class Ranking:
 
     fits: tuple[Fit, ...]
     excluded: tuple[Excluded, ...]
+    # Of each cause that may stand alone its score, were each must that nobody can tell a yes.
+    if_told: Mapping[str, float] = field(default_factory=dict)
+
+    def next_to(self, named: Sequence[str], near: Set[str]) -> str | None:
+        """What to look at next where the verdict is not sure.
+
+        What nobody can tell keeps a cause from being named before those that are seen, and is what a person would find
+        out: it does not count against the runner-up.
+        """
+        left = {name: score + NEAR * (name in near) for name, score in self.if_told.items() if name not in named}
+        return max(left, key=lambda name: (left[name], name), default=None)
+
+    @property
+    def best(self) -> Fit:
+        """The likeliest hypothesis, unless another cause is likelier by all in which it takes part: then the likeliest
+        of those. A verdict whose runner-up is likelier than its cause helps nobody."""
+        first = self.fits[0]
+        if not first.causes:
+            return first
+        likeliest = max({name for one in self.fits for name in one.causes}, key=self.probability_of)
+        if self.probability_of(likeliest) <= max(map(self.probability_of, first.causes)):
+            return first
+        return next(one for one in self.fits if likeliest in one.causes)
 
     def probability_of(self, cause: str) -> float:
         """Of the cause being at work, alone or beside another."""
@@ -91,13 +115,15 @@ def rank_causes(
     rates = {name: one.yes_rates for name, one in pairable.items()}
     scores: dict[tuple[str, ...], float] = {(): math.log(NONE_PRIOR) + _none_score(known, questions)}
     alone = {name: _score(rates[name], known, questions) + _unseen_score(pairable[name], known) for name in pairable}
+    if_told: dict[str, float] = {}
     for name, one in taking_part.items():
         scores[(name,)] = math.log(one.prior) + alone[name] + _alerts_score(one.explains, families)
+        if_told[name] = scores[(name,)] - _unseen_score(one, known)
     tried = sorted(pairable, key=lambda name: -alone[name])[:MAX_PAIRED]
     for first, second in combinations(tried, 2):
         if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
             scores[(first, second)] = score
-    return Ranking(_normalised(scores), tuple(excluded))
+    return Ranking(_normalised(scores), tuple(excluded), if_told)
 
 
 def _missing(one: Expectation, known: Mapping[str, bool]) -> str | None:
@@ -154,6 +180,8 @@ def _pair_score(
     that is gone, nothing but its death is known: a change before it is no second fault.
     """
     one, other = pairable[first], pairable[second]
+    if one.alone or other.alone:
+        return None
     if not all(any(known.get(question) for question in group) for each in (one, other) for group in each.must):
         return None
     for mine, others in ((one, rates[second]), (other, rates[first])):

@@ -65,7 +65,8 @@ CASES = [
         "capacity",
         "queue_waits queue_everywhere arrivals_up ttft_up ttft_tail_up running_up kv_full seats_taken",
     ),
-    ("overload", "latency", "queue_waits queue_everywhere ttft_up e2e_up kv_full"),
+    ("overload", "latency", "queue_waits queue_everywhere ttft_up e2e_up kv_full arrivals_up"),
+    ("kv_pressure", "latency", "queue_waits queue_everywhere ttft_up e2e_up kv_full"),  # and no more arrive
     (
         "retry_storm",
         "capacity",
@@ -98,6 +99,8 @@ CASES = [
         "running_up steps_slower_than_before steps_far_slower itl_up arrivals_up "
         "peers_slower_than_before e2e_up ttft_up",
     ),
+    ("long_context_outlier", "gray", "large_in_flight slow_steps steps_slower steps_slower_than_before itl_up ttft_up"),
+    ("bad_deploy", "latency", "new_revision changed_deploy arrivals_up running_up steps_far_slower itl_up"),
     ("tail_latency", "latency", "ttft_tail_up"),
     ("routing_skew", "capacity", "load_uneven node_gets_more idle_peers queue_waits ttft_up slower_than_peers"),
     ("prefix_cache_broken", "latency", "shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up prefill_slower"),
@@ -117,6 +120,11 @@ CASES = [
         "prefix_routing",
         "cache",
         "shared_tokens_fell prefix_hit_fell hit_fell_everywhere routed_apart changed_routing ttft_up",
+    ),
+    (
+        "prefix_routing",
+        "cache",
+        "shared_tokens_fell prefix_hit_fell hit_fell_everywhere arrivals_up hits_lost_under_load routing_untold",
     ),
     ("prefix_salt", "cache", "shared_tokens_fell prefix_hit_fell hit_fell_everywhere tenants_more"),
     ("traffic_mix", "cache", "shared_tokens_fell prefix_hit_fell arrivals_up tenant_grew"),
@@ -146,6 +154,11 @@ CASES = [
     ("straggler", "gray", "steps_slower steps_slower_than_before kv_free"),
     ("decode_slow", "latency", "itl_up steps_slower_than_before peers_slower_than_before e2e_up"),
     ("gpu_idle", "latency", "gpu_idle gpu_idler_than_before tokens_fell ttft_up itl_up kv_free"),
+    (
+        "gpu_idle",
+        "latency",
+        "gpu_idle gpu_idler_than_before arrivals_up running_up steps_far_slower itl_up ttft_up",
+    ),
     ("frontend_bound", "latency", "frontend_cpu_full frontend_lags ttft_up gpu_idler_than_before tokens_fell"),
     ("busy_host", "gray", "host_steals slow_steps steps_slower steps_slower_than_before itl_up ttft_up"),
     ("cold_start", "node", "loading started_lately no_steps ttft_up restarted_before"),
@@ -156,9 +169,17 @@ CASES = [
     ("gpu_ecc", "gpu", "gpu_ecc gpu_unhealthy core_died"),
     ("gpu_thermal", "gray", "gpu_hot gpu_clock_low gpu_hotter gpu_unhealthy slow_steps steps_slower itl_up"),
     ("gpu_power", "gpu", "gpu_brake gpu_unhealthy gpu_clock_low steps_slower"),
+    ("gpu_power", "gray", "gpu_power_capped gpu_clock_low gpu_clock_fell slow_steps steps_slower itl_up"),
     ("gpu_clock", "gray", "gpu_clock_low gpu_clock_fell steps_slower steps_slower_than_before"),
     ("gpu_links", "gpu", "gpu_link_faults slow_steps steps_slower"),
     ("node_down", "node", "silent process_ended nodes_fewer"),
+    (
+        "node_down",
+        "errors",
+        "errors_only errors_up no_steps load_uneven queue_waits running_up",
+    ),  # its gauges stand still
+    ("bad_deploy_errors", "errors", "errors_only errors_up new_revision changed_deploy"),
+    ("correlated_failure", "errors", "errors_only errors_up errors_everywhere"),
     ("machine_unhealthy", "node", "silent machine_silent nodes_fewer"),
     ("machine_unhealthy", "node", "machine_short fails_often"),
     ("slow_node", "gray", "slow_steps steps_slower itl_up fails_often"),
@@ -170,12 +191,22 @@ CASES = [
     ("bad_deploy_never_ready", "node", "pod_cannot_start new_revision changed_deploy loading"),
     ("node_down", "node", "core_gone core_died errors_up"),
     ("core_hung", "node", "core_stuck no_steps tokens_fell served_fell queue_waits gpu_idle"),
+    ("gpu_fault", "node", "gpu_xid core_stuck no_steps tokens_fell served_fell queue_waits gpu_idle"),
     ("core_hung", "capacity", "no_steps tokens_fell served_fell queue_waits seats_taken"),
+    ("signals_frozen", "node", "held_by_nobody no_steps tokens_fell kv_full seats_taken queue_waits"),
+    ("signals_missing", "node", "serves_unseen silent nodes_fewer tokens_fell served_fell"),
+    ("signals_missing", "capacity", "serves_unseen silent most_silent nodes_fewer tokens_fell queue_waits"),
     ("crash_loop", "node", "core_dies_often core_died errors_up served_fell"),
     ("core_crash", "node", "core_died errors_up retries_up"),
     ("correlated_failure", "node", "silent most_silent process_ended most_processes_ended nodes_fewer"),
     ("correlated_failure", "errors", "errors_up errors_everywhere served_fell"),
     ("maintenance", "node", "restarted_by_us silent process_ended loading"),
+    ("correlated_failure", "node", "silent several_silent nodes_fewer"),
+    (
+        "correlated_failure",
+        "capacity",
+        "silent several_silent nodes_fewer queue_waits queue_everywhere kv_full ttft_up running_up",
+    ),
     ("wrong_output", "output", "output_wrong"),
     ("quality_drop", "output", "output_wrong peers_wrong new_revision"),
     ("poison_request", "node", "poison_found core_died core_dies_often errors_up"),
@@ -193,14 +224,31 @@ CASES = [
     ("gateway_down", "gateway", "gateway_silent gateway_ended gateway_died"),
     ("gateway_crash", "gateway", "gateway_died gateway_just_died"),
     ("gateway_limit", "gateway", "limits_refuse gateway_refuses"),
+    ("gateway_limit", "gateway", "gateway_refuses nodes_work kv_free"),
+    ("oversized_request", "gateway", "gateway_refuses refused_as_invalid"),
+    ("routing_stale", "errors", "routed_to_gone nodes_work"),
+    ("routing_skew", "latency", "node_starved load_uneven idle_peers nodes_work"),
+    ("network_path", "gateway", "arrivals_gone arrivals_down served_fell tokens_fell gpu_idler_than_before"),
     ("tenant_flood", "gateway", "limits_refuse gateway_refuses tenant_grew"),
     ("network_path", "gateway", "nodes_unreachable retries_up lost_on_the_way gateway_ejects"),
     ("probe_too_strict", "gateway", "gateway_ejects answers_flap arrivals_up queue_waits nodes_work ttft_up"),
     ("downstream", "latency", "lost_on_the_way"),
+    (
+        "retry_storm",
+        "capacity",
+        "clients_hang_up arrivals_up prompts_repeat hits_kept queue_waits queue_everywhere kv_full preempts ttft_up",
+    ),
     ("downstream", "node", "silent most_silent nodes_fewer"),
     ("slow_tool", "latency", "arrivals_down gpu_idler_than_before tokens_fell"),
     ("autoscaler_thrash", "controller", "size_reverses changed_size"),
     ("signals_frozen", "signals", "numbers_frozen no_steps"),
+    ("probe_too_strict", "node", "ended_when_full process_ended silent refuses arrivals_up queue_waits nodes_work"),
+    ("out_of_memory", "errors", "memory_ran_full memory_full errors_up"),
+    (
+        "tenant_flood",
+        "capacity",
+        "tenant_holds_more answers_longer answers_cut_by_length queue_waits queue_everywhere seats_taken running_up",
+    ),
     # What a cause brings about does not become the cause.
     (
         "overload",
@@ -234,6 +282,15 @@ CASES = [
 ]
 
 
+RESTART_QUEUE = "restarted_by_us started_lately queue_waits queue_everywhere ttft_up running_up kv_full prefill_backlog"
+
+
+def test_a_queue_that_a_restart_left_is_the_restarts_while_a_node_is_just_back_and_an_overload_later() -> None:
+    assert named("capacity", f"{RESTART_QUEUE} back_lately", kind="pool") == ("maintenance",)
+    assert "maintenance" not in named("capacity", RESTART_QUEUE, kind="pool")
+    assert rank("capacity", f"{RESTART_QUEUE} back_lately", kind="pool").probability_of("overload") < 0.2
+
+
 @pytest.mark.parametrize(("cause", "tree", "yes"), CASES, ids=[f"{n}-{c}-{t}" for n, (c, t, _) in enumerate(CASES)])
 def test_names_the_cause(cause: str, tree: str, yes: str) -> None:
     assert named(tree, yes) == (cause,)
@@ -263,6 +320,17 @@ def test_upgrade_that_breaks_prefix_sharing_is_rolled_back(late: str) -> None:
     for unknown in ("", "changed_deploy routed_apart tenants_more tenant_grew changed_routing routing_old caching_off"):
         assert named("latency", yes, unknown, kind="pool") == ("prefix_by_upgrade",)
     assert builtin_causes()["prefix_by_upgrade"].page == "rollback-pool"
+
+
+def test_prompts_are_only_likely_to_be_blamed_where_nobody_tells_where_they_went() -> None:
+    yes = "shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up"
+    silent = "routed_apart changed_routing routing_old nodes_more tenants_more tenant_grew"
+    untold = rank("cache", f"{yes} routing_untold", silent, kind="pool")
+    assert untold.best.causes == ("prefix_cache_broken",)
+    assert 0.15 < untold.probability_of("prefix_routing") < 0.4
+    near = {"prefix_routing", "prefix_salt", "traffic_mix"}
+    assert untold.next_to(["prefix_cache_broken"], near) == "prefix_routing", "where prompts went is asked next"
+    assert rank("cache", yes, kind="pool").probability_of("prefix_routing") == 0, "a gateway tells that it was not it"
 
 
 def test_storm_of_long_prompts_is_no_broken_prefix() -> None:

@@ -22,6 +22,7 @@ from diagnostics.query import AskedAt, store_query
 from diagnostics.replay import replay
 from diagnostics.tree import Tree
 from diagnostics.tree_file import builtin_tree_files, load_trees
+from diagnostics.value_format import format_value
 from tests.fixtures.incident import make_record
 
 BEGIN = 1_700_000_000.0
@@ -85,9 +86,10 @@ def diagnose(tree: Tree, changes: Mapping[str, Mapping[str, float]], scope: Mapp
     fill(store, BEGIN, BEGIN + 2100, {}, step_s=20)
     fill(store, BEGIN + 2105, BEGIN + 2135, changes)
     seen_s = changes.get("gateway", {}).get("seen_s", 0.2)
-    for index in range(15):
-        for name, value in (("sum", 5 * index * seen_s), ("count", 5.0 * index)):
-            store.append({"__name__": f"gateway_ttft_seconds_{name}"}, BEGIN + 2065 + 5 * index, value)
+    for index in range(428):  # as many first tokens each five seconds as seconds in them
+        at = 5.0 * index
+        for name, value in (("sum", 0.2 * min(at, 2105) + seen_s * max(at - 2105, 0)), ("count", at)):
+            store.append({"__name__": f"gateway_ttft_seconds_{name}"}, BEGIN + at, value)
     return judge(builtin_knowledge(), [tree], scope, store, BEGIN + 2136, BEGIN + 2110)
 
 
@@ -161,7 +163,7 @@ def test_the_past_does_not_contain_what_it_is_compared_with(
         assert found.cause == cause
 
 
-def fill_upgraded(store: SeriesStore, minutes: int) -> float:
+def fill_upgraded(store: SeriesStore, minutes: int, *, is_labelled: bool = True) -> float:
     """An engine upgrade at `BEGIN` + 2400 s, after which prefixes are evicted too soon. Returns the time at the end."""
     upgraded, end = BEGIN + 2400, BEGIN + 2460 + 60 * minutes
     at = BEGIN
@@ -173,10 +175,12 @@ def fill_upgraded(store: SeriesStore, minutes: int) -> float:
             "llm:deploy_age_seconds": at - upgraded + 20 if is_new else 90_000.0,
         }
         for node in NODES:
-            labels = {"node": node, "pool": "default", "revision": "v0.4.2" if is_new else "v0.4.1"}
+            labels = {"node": node, "pool": "default"}
+            if is_labelled:
+                labels["revision"] = "v0.4.2" if is_new else "v0.4.1"
             for name, value in (CALM | changes).items():
                 store.append({"__name__": name, **labels}, at, value)
-                if at == upgraded:
+                if at == upgraded and is_labelled:
                     store.append({"__name__": name, **labels, "revision": "v0.4.1"}, at, STALE_NAN)
         at += 20
     return end
@@ -193,6 +197,24 @@ def test_upgrade_that_breaks_the_prefix_cache_is_named_with_its_rollback_then_an
 
     assert found.cause == "prefix_by_upgrade"
     assert builtin_causes()[found.cause].page == "rollback-pool"
+
+
+def test_where_no_label_tells_of_the_upgrade_a_cold_cache_is_as_good_a_word_until_it_should_have_filled(
+    trees: dict[str, Tree],
+) -> None:
+    found = []
+    for minutes in (1, 5, 10, 60):
+        store = SeriesStore(retention_s=3 * 3600)
+        end = fill_upgraded(store, minutes, is_labelled=False)
+        found.append(judge(builtin_knowledge(), [trees["latency"]], {"pool": "default"}, store, end, BEGIN + 2450))
+
+    first = found[0]
+    assert {first.cause, first.runner_up} == {"cold_cache", "prefix_by_upgrade"}
+    assert first.probability is not None
+    assert first.probability < 0.75
+    assert first.tells_apart.startswith("Does the hit ratio stand still since the last start")
+    assert "rollback-pool" in builtin_causes()["cold_cache"].no_page
+    assert [one.cause for one in found[1:]] == ["prefix_by_upgrade"] * 3
 
 
 def test_a_zone_of_one_pool_is_asked_about_that_pool(trees: dict[str, Tree]) -> None:
@@ -268,6 +290,66 @@ def test_what_the_controller_and_gateways_know_of_a_dead_node_is_evidence() -> N
 
     assert (found["restarted_by_us"].answer, found["restarted_by_us"].why_unknown) == ("yes", "")
     assert found["ttft_up"].why_unknown == "node-2 does not answer: its last numbers are no evidence"
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "is_told", "answer", "said"),
+    [
+        (BEGIN - 95, True, "yes", "95 s before it began"),
+        (BEGIN + 9, True, "yes", "9 s after it began"),
+        (BEGIN - 1800, True, "no", "30 min 00 s before it began"),
+        (None, True, "no", "none on record"),
+        (None, False, "unknown", "unknown"),
+    ],
+)
+def test_a_change_that_nobody_made_is_a_no_where_a_controller_tells_and_unknown_elsewhere(
+    changed_at: float | None, is_told: bool, answer: str, said: str
+) -> None:
+    store = SeriesStore()
+    fill(store, BEGIN - 1860, BEGIN + 60, {})
+    for at in range(-1800, 61, 5):
+        if is_told:
+            phase = {"__name__": "fleet_node_phase", "phase": "ready", **SCOPE}
+            store.append(phase, BEGIN + at, 1.0)
+        if changed_at is not None and BEGIN + at >= changed_at:
+            store.append(
+                {"__name__": "fleet_change_timestamp_seconds", "kind": "restart", **SCOPE}, BEGIN + at, changed_at
+            )
+    question = builtin_knowledge().questions["restarted_by_us"]
+    found = read_all([question], SCOPE, store_query(store, BEGIN + 60), AskedAt(BEGIN + 60, BEGIN))["restarted_by_us"]
+
+    assert found.answer == answer
+    assert format_value(found.value, found.unit) == said
+
+
+def test_of_a_fleet_of_a_minute_it_is_known_that_nobody_restarted_it() -> None:
+    """A slow node of the demo stayed "likely" for four minutes: that it was being restarted was not ruled out."""
+    store = SeriesStore()
+    fill(store, BEGIN - 30, BEGIN + 30, {})
+    for at in range(-30, 31, 5):
+        store.append({"__name__": "fleet_node_phase", "phase": "ready", **SCOPE}, BEGIN + at, 1.0)
+    known = builtin_knowledge().questions
+    asked = AskedAt(BEGIN + 30, BEGIN, kept_since=BEGIN - 30)
+    found = read_all([known["restarted_by_us"], known["changed_deploy"]], SCOPE, store_query(store, BEGIN + 30), asked)
+    assert (found["restarted_by_us"].answer, found["changed_deploy"].answer) == ("no", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("started_at", "asked_at", "answer"),
+    [(BEGIN + 60, BEGIN + 150, "yes"), (BEGIN + 60, BEGIN + 380, "no"), (BEGIN - 200, BEGIN + 60, "no")],
+)
+def test_a_node_is_just_back_for_five_minutes_after_a_start_that_came_after_it_began(
+    started_at: float, asked_at: float, answer: str
+) -> None:
+    store = SeriesStore()
+    for at in np.arange(BEGIN - 300, asked_at + 1, 5):
+        for node, age_s in (("node-1", 90_000.0), ("node-2", at - started_at if at >= started_at else 90_000.0)):
+            labels = {"__name__": "llm:deploy_age_seconds", "node": node, "pool": "default"}
+            store.append(labels, float(at), age_s)
+    question = builtin_knowledge().questions["back_lately"]
+    found = read_all([question], {"pool": "default"}, store_query(store, asked_at), AskedAt(asked_at, BEGIN))
+
+    assert found["back_lately"].answer == answer
 
 
 def test_several_answers_and_a_failing_query_are_unknown() -> None:

@@ -22,7 +22,7 @@ from diagnostics.bench.case import HERE, load_case
 from diagnostics.bench.recording import ONSET, record
 from diagnostics.evidence.reading import DAY_S
 from diagnostics.other_days import against_other_days
-from diagnostics.past import Past, rows_of_store
+from diagnostics.past import Past, asked_of, rows_of_store
 from fleetctl.cli.app import run
 from fleetctl.controller.content.load import load_content
 from tests.fixtures.alertmanager import NEEDS_PROMETHEUS, PROMETHEUS, server
@@ -116,8 +116,13 @@ def test_a_real_prometheus_gives_the_verdicts_of_the_store_at_1_10_and_60_minute
         told = json.loads(capsys.readouterr().out)
         assert [one["cause"] for one in told] == [one.diagnosis.cause for one in expected.said]
         assert (told[0]["cause"], code) == (cause, 0)
-        is_restart_told = any(one.startswith("start of node-") for one in told[0]["changes"])
-        assert is_restart_told is is_upgrade
+        # A Prometheus tells of no deploy: what the series show of it, and of what prompts share.
+        changes = " / ".join(told[0]["changes"])
+        assert ("revision v1 → v2 of node-1:8000, node-2:8000" in changes) is is_upgrade
+        assert "start of node-" not in changes
+        assert (
+            at - onset < 600 or is_upgrade or "prompts as long as before share 72 % → 45 % of their tokens" in changes
+        )
 
 
 def test_the_upgrade_of_the_seeds_has_its_rollback_as_remedy() -> None:
@@ -164,6 +169,18 @@ def test_a_fall_is_held_against_this_hour_of_the_days_that_a_prometheus_has(
     assert not any(one["usual"] for one in told["evidence"] if one["answer"] != "yes")
 
 
+def test_of_two_faults_at_once_each_incident_tells_its_own_in_the_past_too() -> None:
+    """Both named both: a node that is slow, and a pool that another node's death made smaller."""
+    content = load_content()
+    past = Past(list(rows_of_store(store_of("two-slow-nodes-vllm"))))
+    (verdict,) = past.diagnose(
+        content.groups, content.knowledge, content.trees, content.no_tree, {}, [ONSET + 900], 3600.0
+    )
+    told = {(one.incident.scope.get("node", ""), one.diagnosis.cause) for one in verdict.said if one.incident}
+    assert told == {("", "capacity_lost"), ("node-2", "slow_node"), ("node-6", "node_down")}
+    assert {one.diagnosis.also for one in verdict.said} == {None}
+
+
 def test_of_other_days_only_what_was_asked_is_read(recorded: Recorded) -> None:
     content = load_content()
     store = recording_store()
@@ -188,6 +205,13 @@ def test_of_other_days_only_what_was_asked_is_read(recorded: Recorded) -> None:
     assert 2 < len(names) < len(metric_selectors(content.groups)) / 3
     unknown = "against this hour yesterday unknown: no history, a week ago unknown: no history"
     assert {one.usual for one in found.said[0].diagnosis.evidence} == {"", unknown}
+
+
+def test_settings_that_no_rule_reads_are_read_where_a_question_asks_for_them() -> None:
+    content = load_content()
+    names = metric_selectors([*content.groups, asked_of(content.knowledge)])
+    assert '{__name__="vllm:cache_config_info"}' in names
+    assert '{__name__="fleet_change_timestamp_seconds"}' in names
 
 
 def test_a_recording_is_asked_in_the_same_way(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

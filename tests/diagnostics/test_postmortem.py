@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from markdown_it import MarkdownIt
 
 from diagnostics.postmortem import PostmortemInput, began_at, clock_words, durations, follow_ups, render, unknowns
@@ -166,7 +169,8 @@ def test_a_no_without_a_number_is_not_told_as_unknown() -> None:
     text = render(PostmortemInput(make_record(diagnosis=changed.model_dump()), written_at=OPENED, impact=IMPACT))
 
     assert "| asked: no? | no | — |" in text
-    assert "| asked: unknown? | unknown | unknown: " in text
+    assert "asked: unknown? |" not in text, "what nothing was read of is no row"
+    assert re.search(r"^- .+ \(1 question\): asked: unknown\?$", text, re.MULTILINE)
 
 
 def test_a_failed_run_and_lost_requests_ask_for_work() -> None:
@@ -181,6 +185,13 @@ def test_a_failed_run_and_lost_requests_ask_for_work() -> None:
     assert any("answered twice" in item for item in items)
     assert items[-1] == "Ask the vendor."
     assert durations(report.incident).to_mitigate_s is None
+
+
+@pytest.mark.parametrize(("after_s", "is_asked"), [(9.8, True), (2.4, False), (None, False)])
+def test_an_end_at_which_users_still_waited_asks_to_look_again(after_s: float | None, is_asked: bool) -> None:
+    impact = Impact(p99_ttft_after_s=after_s, objective_ttft_s=2.5)
+    items = follow_ups(PostmortemInput(make_record(), written_at=OPENED, impact=impact))
+    assert any("p99 time to first token was 9.8 s" in item for item in items) is is_asked
 
 
 def test_a_long_timeline_is_cut_and_says_so() -> None:

@@ -137,6 +137,19 @@ def test_limits_without_reason_and_questions_and_causes_that_nobody_uses_are_fou
     ]
 
 
+def test_a_cause_that_no_deploy_brings_about_and_that_expects_one_is_found(engines_of: EnginesOf) -> None:
+    rollout = question("waits", query='fleet_change_timestamp_seconds{kind="deploy",{{scope}}} and on () llm:up')
+    causes = {
+        **CAUSES,
+        "slow_node": cause("slow_node", not_by_deploy=True),
+        "gpu_fault": cause("gpu_fault", expects=GPU),
+    }
+    expected = ["error: cause slow_node: `not_by_deploy`, and expects waits"]
+    assert said(engines_of, causes=causes, questions={**QUESTIONS, "waits": rollout}) == expected
+    causes["gpu_fault"] = replace(causes["gpu_fault"], not_by_deploy=True)  # there a deploy rules it out
+    assert said(engines_of, causes=causes, questions={**QUESTIONS, "waits": rollout}) == expected
+
+
 def test_a_yes_and_a_no_that_overlap_are_found(engines_of: EnginesOf) -> None:
     questions = {**QUESTIONS, "slow": question("slow", unless=Limit("<", 3.0))}
     assert said(engines_of, questions=questions) == ["error: question slow: its yes and its no overlap"]

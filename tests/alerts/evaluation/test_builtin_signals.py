@@ -103,6 +103,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
     read = {name for group in groups for rule in group.rules for name in metric_names(rule.query.root)} - {""}
     of_gateway = {
         "gateway_fail_open",
+        "gateway_inflight_requests",
         "gateway_lost_requests_total",
         "gateway_node_ejected",
         "gateway_oldest_wait_seconds",
@@ -141,6 +142,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "controller_rollout_transition_age_seconds",
         "controller_rollout_waits_for_person",
         "controller_autoscaler_reversals",
+        "fleetctl_receiver_failing",
     }
     assert read - emitted - recorded == OTHER_VERSIONS | of_gateway | of_overflow | of_controller
 

@@ -55,6 +55,8 @@ def test_last_xid_counts_only_after_it_changed_and_only_when_critical(labels: st
     assert rig.value("llm:gpu_critical_xids") == 1.0
     say(79, 12)  # the gauge never goes back: long after, it is no news
     assert rig.value("llm:gpu_critical_xids") is None
+    say(154, 3)  # the driver advises something since: what for was the code before, and is gone from the gauge
+    assert rig.value("llm:gpu_critical_xids") == 1.0
 
 
 def test_throttle_bits_are_told_apart() -> None:
@@ -64,6 +66,10 @@ def test_throttle_bits_are_told_apart() -> None:
     assert rig.value("llm:gpu_throttled_sw_thermal") == 0.0
     assert rig.value("llm:gpu_throttled_power_brake") == 0.0
     assert rig.value("llm:gpu_throttled_hw_slowdown") == 0.0
+    assert rig.value("llm:gpu_throttled_sw_power") == 1.0
+    assert rig.value("llm:gpu_unhealthy") == 1.0
+    rig.scrape('DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} 8\n')
+    assert rig.value("llm:gpu_throttled_sw_power") == 0.0
 
 
 @pytest.mark.parametrize(

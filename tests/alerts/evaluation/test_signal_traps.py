@@ -51,6 +51,23 @@ def test_both_token_gap_families_of_0_10_count_once() -> None:
     assert Rig("vllm").drive(series).value("llm:itl_seconds:mean") == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize(
+    ("engine", "gaps", "tokens"),
+    [
+        ("vllm", f"vllm:inter_token_latency_seconds:{V}", f"vllm:generation_tokens_total{{{V}}}"),
+        ("sglang", f"sglang:inter_token_latency_seconds:{S}", f'sglang:realtime_tokens_total{{{S},mode="decode"}}'),
+    ],
+)
+def test_drafts_of_three_tokens_bring_each_in_a_third_of_the_gap(engine: str, gaps: str, tokens: str) -> None:
+    name, _, labels = gaps.rpartition(":")
+    series = histogram(name, labels, 20.0, 0.06, (0.05, 0.1)) | {tokens: (0.0, 60.0)}
+    series |= histogram("vllm:time_to_first_token_seconds", V, 0.0, 0.3, (0.25, 0.5))
+    rig = Rig(engine).drive(series)
+    assert rig.value("llm:itl_seconds:mean") == pytest.approx(0.06)
+    assert rig.value("llm:token_seconds:mean") == pytest.approx(0.02)
+    assert rig.value("llm:step_seconds:mean") == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize("prefix", ["", "gpu_"])
 def test_prefix_hits_come_from_counters_of_both_names(prefix: str) -> None:
     series = {
@@ -451,6 +468,25 @@ def test_an_error_that_is_counted_twice_is_one() -> None:
     rig = Rig("vllm").drive(series)
     assert rig.value("llm:failed:rate") == pytest.approx(1.0)
     assert rig.value("llm:served:rate") == pytest.approx(3.0)
+
+
+FAULTS = {  # requests that ended, 5xx, requests that are held
+    "vllm": (f"vllm:request_success_total{{{V}}}", 'http_requests_total{status="5xx"}', "vllm:num_requests_{}"),
+    "sglang": (f"sglang:num_requests_total{{{S}}}", 'sglang:http_responses_total{status_code="500"}', "sglang:num_{}"),
+    "trtllm": ("trtllm_request_success_total", 'trtllm_request_error_total{http_code="500"}', "trtllm_num_requests_{}"),
+}
+
+
+@pytest.mark.parametrize("ended", [0.0, 3.0])
+@pytest.mark.parametrize("engine", FAULTS)
+def test_what_a_node_without_a_core_answers_5xx_came_to_it(engine: str, ended: float) -> None:
+    finished, failed, held = FAULTS[engine]
+    names = ("running_reqs", "queue_reqs") if engine == "sglang" else ("running", "waiting")
+    gauges = "".join(f"{held.format(name)} 0\n" for name in names)
+    counters = {finished: (0.0, ended), failed: (0.0, 2.0), "trtllm_num_requests_completed_total": (0.0, ended + 2.0)}
+    arrivals = Rig(engine).drive(counters, gauges=gauges).value("llm:arrivals:rate")
+    both = ended + 2.0 if engine == "trtllm" else ended  # others count some of the same requests in both
+    assert arrivals == pytest.approx(both if ended else 2.0)
 
 
 def test_refusals_of_a_drained_node_are_no_rejections() -> None:

@@ -61,7 +61,10 @@ def test_built_in_cases_cover_what_the_benchmark_promises() -> None:
     cases = builtin_cases()
 
     assert len(cases) >= 60
-    assert sum(case.held_out for case in cases) >= len(cases) / 5
+    told = [case for case in cases if case.source.startswith("https://")]
+    # A fifth of those written here. Of incidents told elsewhere only the first run was unseen: none is held out since.
+    assert sum(case.held_out for case in cases) >= (len(cases) - len(told)) / 5
+    assert not [case.name for case in told if case.held_out]
     assert sum(case.expect.none for case in cases) >= 15
     assert sum(bool(case.expect.both) for case in cases) >= 5
     assert sum(case.group == "signals" for case in cases) >= 5

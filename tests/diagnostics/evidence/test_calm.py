@@ -12,6 +12,8 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.incident import FiredAlert
+from diagnostics.inquiry import diagnose_alerts
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
 NOW = 1_700_000_000.0
@@ -20,7 +22,13 @@ WELL = {"up": 1.0, "running": 8.0, "waiting": 0.0, "arrivals:rate": 2.0, "steps:
 
 
 def _said(loading: bool = False, **changed: Callable[[np.ndarray], np.ndarray]) -> Diagnosis:
-    """What is said of a pool of three nodes after three hours; the age of each sample in seconds to its value.
+    """What is said of the pool of `_store`."""
+    store = _store(loading, **changed)
+    return look_around(builtin_knowledge(), load_trees(builtin_tree_files()), {"pool": "chat"}, store, NOW)
+
+
+def _store(loading: bool = False, **changed: Callable[[np.ndarray], np.ndarray]) -> SeriesStore:
+    """A pool of three nodes after three hours; the age of each sample in seconds to its value.
 
     `loading`: the controller has restarted the last of them 40 s ago, and it loads.
     """
@@ -51,7 +59,7 @@ def _said(loading: bool = False, **changed: Callable[[np.ndarray], np.ndarray]) 
         late = at[at > NOW - 40]
         values = np.array([np.full_like(late, one) for one in (1.0, NOW - 40, 2.5)])
         store.append_matrix(facts, np.round(late * 1000).astype(np.int64), values)
-    return look_around(builtin_knowledge(), load_trees(builtin_tree_files()), {"pool": "chat"}, store, NOW)
+    return store
 
 
 @pytest.mark.parametrize("age_s", [300.0, 900.0, 3600.0])
@@ -86,3 +94,22 @@ def test_node_that_loads_is_the_cause_once_the_promise_is_broken_beside_it() -> 
         ttft_seconds__p99=lambda age: np.where(age < 120, 4.0, 0.9),
     )
     assert said.cause in ("cold_start", "maintenance")
+
+
+@pytest.mark.parametrize(
+    ("scope", "told", "cause"),
+    [
+        ({"pool": "chat"}, frozenset(), "decode_slow"),
+        ({"pool": "chat"}, frozenset({"decode_slow"}), None),  # another incident was given it
+        ({}, frozenset(), None),  # of the fleet as a whole: it is of what watches
+    ],
+)
+def test_alert_that_says_nothing_of_what_is_wrong_does_not_hide_it(
+    scope: dict[str, str], told: frozenset[str], cause: str | None
+) -> None:
+    store = _store(itl_seconds__mean=lambda age: np.where(age <= 900, 0.045, 0.02))
+    alert = FiredAlert("a", "LLMOutputUnchecked", "ticket", "firing", dict(scope))
+    trees = load_trees(builtin_tree_files())
+    said = diagnose_alerts(builtin_knowledge(), trees, {}, [alert], scope, store, NOW, NOW - 600, told)
+    assert said.cause == cause
+    assert "No tree explains LLMOutputUnchecked" in " ".join((said.title, *said.not_known))

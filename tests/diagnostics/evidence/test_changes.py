@@ -42,6 +42,12 @@ def test_change_of_the_node_itself_comes_before_that_of_its_peer() -> None:
     assert recent_changes(changes, {"pool": "chat", "node": "n1"}, ONSET)[0].startswith("limits of n1")
 
 
+def test_a_restart_of_no_node_is_the_gateways_and_not_the_fleets() -> None:
+    assert recent_changes([_change("restart", 9_900)], CHAT, ONSET) == (
+        "restart of the gateway, 100 s before it began",
+    )
+
+
 def test_processes_that_started_are_a_change_where_nobody_tells_of_one() -> None:
     starts = [Sample({"node": f"n{i}", "pool": "chat"}, 9_840.0 + 15 * i, 10_050.0) for i in range(3)]
     assert recent_changes(starts_untold(starts, []), CHAT, ONSET) == (

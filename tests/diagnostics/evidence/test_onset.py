@@ -84,3 +84,35 @@ def test_few_bad_requests_are_no_beginning_of_failing_ones_and_many_are(
     onset = load_trees(builtin_tree_files())["errors"].onset
     found = onset_of_series(onset, {"pool": "chat"}, store, ALERT + 1700, ALERT + 1850)
     assert abs(found.at - ALERT - expected) <= 60
+
+
+def _rates(low: float, high: float, began: float, window_s: float, seed: int) -> list[tuple[float, float]]:
+    """The rate, over a window, of events that come at random: `low` a second, from `began` on `high`."""
+    rng, events, at = random.Random(seed), [], 1700.0
+    while at < ALERT + 60:
+        rate = high if at >= began else low
+        step = rng.expovariate(rate) if rate else began - at
+        crosses = at < began < at + step  # from there on it is another rate
+        at = began if crosses else at + step
+        events += [] if crosses else [at]
+    times = [1800.0 + STEP_S * i for i in range(int((ALERT + 60 - 1800) / STEP_S))]
+    return [(now, sum(now - window_s < one <= now for one in events) / window_s) for now in times]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "window_s"), [(0.0, 0.1, 20.0), (0.002, 0.1, 20.0), (0.05, 0.2, 20.0), (0.05, 0.2, 60.0)]
+)
+def test_rare_events_that_become_more_are_found_within_a_minute_four_times_of_five(
+    low: float, high: float, window_s: float
+) -> None:
+    """A sample of 20 s has none, one or two: of 0.05 and 0.2 a second no sample is beyond what it was before."""
+    began = ALERT - 300
+    found = [find_onset([_rates(low, high, began, window_s, seed)], ALERT, ALERT + 60) for seed in range(40)]
+    assert sum(abs(one.at - began) <= 60 for one in found) >= 32
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.01, 0.05])
+def test_rare_events_that_overlapping_windows_make_into_runs_are_no_onset(rate: float) -> None:
+    """Half of such a past is zero, so its median deviation is too: two events in one window were a change of level."""
+    found = [find_onset([_rates(rate, rate, ALERT, 60.0, seed)], ALERT, ALERT + 60) for seed in range(40)]
+    assert sum(one.at == ALERT for one in found) >= 39

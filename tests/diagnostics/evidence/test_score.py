@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
-from diagnostics.evidence.score import Ranking, rank_causes
+from diagnostics.evidence.score import Fit, Ranking, rank_causes
 from diagnostics.expectation import Expectation
 from diagnostics.tree import Limit
 
@@ -122,3 +124,42 @@ def test_cause_of_a_node_is_not_judged_for_a_pool() -> None:
 def test_alert_of_a_tree_that_a_cause_does_not_explain_speaks_against_it() -> None:
     alone, beside = _rank(slow="yes"), _rank(slow="yes", trees=("latency", "output"))
     assert beside.probability_of("slow_node") < alone.probability_of("slow_node")
+
+
+def test_a_cause_that_stands_alone_is_no_second_one() -> None:
+    deploy = Expectation("deploy", LATENCY, (("queue",),), often=("arrivals",), alone=True)
+    causes = {"prefix": CAUSES["prefix"], "deploy": deploy}
+    readings = {name: Evidence(name, name, "yes") for name in ("hit_fell", "queue", "arrivals", "ttft")}
+    ranking = rank_causes(causes, QUESTIONS, readings, ["latency"], "pool")
+    assert all(len(one.causes) < 2 for one in ranking.fits)
+    beside = rank_causes(causes | {"deploy": replace(deploy, alone=False)}, QUESTIONS, readings, ["latency"], "pool")
+    assert set(_best(beside)) == {"prefix", "deploy"}
+
+
+def test_no_runner_up_is_likelier_than_the_cause_that_is_named() -> None:
+    fits = (Fit(("a",), 3.0, 0.4), Fit(("b",), 2.5, 0.3), Fit(("b", "c"), 2.4, 0.25), Fit((), 0.0, 0.05))
+    assert Ranking(fits, ()).best == fits[1]
+    assert Ranking((fits[0], fits[3]), ()).best == fits[0]
+    assert Ranking((fits[3], fits[0]), ()).best == fits[3]
+
+
+def test_what_nobody_can_tell_keeps_no_cause_from_being_the_runner_up() -> None:
+    unseen = Expectation("unseen", LATENCY, (("queue",), ("longer",)), often=("arrivals", "ttft"))
+    seen = Expectation("seen", LATENCY, (("queue",),), often=("ttft",))
+    readings = {name: Evidence(name, name, "yes") for name in ("queue", "arrivals", "ttft")}
+    readings["longer"] = Evidence("longer", "longer", "unknown")
+    causes = {"overload": CAUSES["overload"], "unseen": unseen, "seen": seen}
+    ranking = rank_causes(causes, QUESTIONS, readings, ["latency"], "pool")
+    assert ranking.probability_of("seen") > ranking.probability_of("unseen")
+    assert ranking.next_to(["overload"], frozenset()) == "unseen"
+    told = rank_causes(
+        causes, QUESTIONS, readings | {"longer": Evidence("longer", "longer", "no")}, ["latency"], "pool"
+    )
+    assert told.next_to(["overload"], frozenset()) == "seen"
+
+
+def test_of_two_runners_up_that_fit_alike_the_one_that_the_verdict_is_told_apart_from_comes_first() -> None:
+    ranking = Ranking((), (), {"a": 5.0, "b": 2.0, "c": 1.0})
+    assert ranking.next_to(["a"], frozenset()) == "b"
+    assert ranking.next_to(["a"], frozenset({"c"})) == "c"
+    assert ranking.next_to(["a", "b", "c"], frozenset()) is None

@@ -1,0 +1,90 @@
+"""Nodes that fall silent together, a card that may draw less than the others, and one that nobody has reset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from alerts.arrays import Floats
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.series.store import SeriesStore
+from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.reading import AskedAt, read_all
+from diagnostics.query import store_query
+
+BEGIN = 1_700_000_000.0
+NOW = BEGIN + 1800
+AT = np.arange(BEGIN - 1800, NOW + 1, 15.0)
+ALWAYS = np.ones(len(AT))
+
+
+def _store(**series: Sequence[Floats]) -> SeriesStore:
+    """Of each name `llm:<name>` one series per node."""
+    store = SeriesStore()
+    for name, rows in series.items():
+        labels = [
+            LabelSet.of(
+                {METRIC_NAME: f"llm:{name.replace('__', ':')}", "node": f"node-{n}", "pool": "chat", "gpu": "0"}
+            )
+            for n in range(len(rows))
+        ]
+        store.append_matrix(labels, np.round(AT * 1000).astype(np.int64), np.array(rows))
+    return store
+
+
+def _answer(question: str, store: SeriesStore) -> str:
+    asked = AskedAt(NOW, BEGIN, BEGIN, kept_since=BEGIN - 1800)
+    known = builtin_knowledge().questions
+    return read_all([known[question]], {"pool": "chat"}, store_query(store, NOW), asked)[question].answer
+
+
+def _silent_from(at: float) -> Floats:
+    values: Floats = np.where(at <= AT, 0.0, 1.0)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("silent_from", "answer"),
+    [
+        ((BEGIN, BEGIN + 60), "yes"),
+        ((BEGIN,), "no"),
+        ((BEGIN, BEGIN + 900), "no"),
+        ((BEGIN - 1200, BEGIN), "no"),
+        ((BEGIN, BEGIN, BEGIN + 30), "no"),
+    ],
+    ids=["two at once", "one", "another one a quarter of an hour later", "one long before", "half of the pool"],
+)
+def test_several_nodes_are_silent_together(silent_from: tuple[float, ...], answer: str) -> None:
+    up = [*map(_silent_from, silent_from), *[ALWAYS] * (6 - len(silent_from))]
+    assert _answer("several_silent", _store(up=up)) == answer
+
+
+@pytest.mark.parametrize(
+    ("watts", "is_limited", "answer"),
+    [(150.0, 1.0, "yes"), (290.0, 1.0, "no"), (150.0, 0.0, "unknown")],
+    ids=["held at half", "at the limit of all", "it has less to do"],
+)
+def test_card_is_capped_whose_limit_is_far_below_its_peers_power(watts: float, is_limited: float, answer: str) -> None:
+    store = _store(
+        gpu_power_watts=[watts * ALWAYS, *[300 * ALWAYS] * 3],
+        gpu_utilization_ratio=[0.9 * ALWAYS] * 4,
+        gpu_throttled_sw_power=[is_limited * ALWAYS, *[0 * ALWAYS] * 3],
+    )
+    read = _answer("gpu_power_capped", store)
+    assert read == answer or (answer == "no" and read == "unknown")  # it tells a yes alone
+
+
+@pytest.mark.parametrize(("steps", "answer"), [(0.0, "yes"), (60.0, "unknown")], ids=["stands still", "computes"])
+def test_xid_of_half_an_hour_ago_counts_while_its_node_takes_no_step(steps: float, answer: str) -> None:
+    store = _store(
+        up=[ALWAYS, ALWAYS],
+        steps__rate=[np.where(AT < BEGIN, 60.0, steps), 60 * ALWAYS],
+        running=[5 * ALWAYS, 5 * ALWAYS],
+        waiting=[0 * ALWAYS, 0 * ALWAYS],
+    )
+    during = (AT >= BEGIN) & (AT < BEGIN + 300)
+    labels = LabelSet.of({METRIC_NAME: "llm:gpu_critical_xids", "node": "node-0", "pool": "chat", "gpu": "0"})
+    store.append_matrix([labels], np.round(AT[during] * 1000).astype(np.int64), ALWAYS[np.newaxis, during])
+    assert _answer("gpu_xid", store) == answer
