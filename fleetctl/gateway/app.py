@@ -55,7 +55,7 @@ from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
 from fleetctl.gateway.requests.shadow_report import joined_shadows
 from fleetctl.gateway.response_cache import ResponseCache
-from fleetctl.gateway.routing.routing_facts import BadBodyError
+from fleetctl.gateway.routing.routing_facts import WORK_PATHS, BadBodyError
 from fleetctl.gateway.siblings.fate_store import find_kept_fate, keep_fates
 from fleetctl.gateway.siblings.joined_views import (
     Json,
@@ -92,6 +92,7 @@ log = structlog.get_logger()
 DRAIN_GRACE_S = 30.0
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
 EXPLAIN_PATH = "/gateway/route/explain"
+WORK_METHODS = frozenset({"POST", "OPTIONS"})  # a browser asks with OPTIONS first: that is the node's to answer
 DECISIONS_PATH = "/gateway/decisions"
 PREFIX_REPORT_PATH = "/gateway/prefix-report"
 SHADOW_PATH = "/gateway/shadow"
@@ -142,7 +143,7 @@ class Gateway:
         self.routing = Routing()
         self.loads = Loads()
         self._open_requests: OpenRequests | None = None  # where a supervisor finds them when this worker is killed
-        self.fates = Fates(on_begin=self._note_begun, on_end=self._count)
+        self.fates = Fates(on_begin=self._note_begun, on_rename=self._note_renamed, on_end=self._count)
         self.health_metrics = HealthMetrics(self.metrics.registry)
         self.ejections = Ejections(
             self._limits.ejection, on_eject=lambda why: self.health_metrics.ejections.labels(why.value).inc()
@@ -355,6 +356,8 @@ class Gateway:
             await exchange.give(await self._own_answer(exchange))
         elif ".." in path or "//" in path:
             await exchange.fail(answers.bad_request("the path has empty or relative parts"))
+        elif path in WORK_PATHS and exchange.method not in WORK_METHODS:
+            await exchange.fail(answers.wrong_method(exchange.method, path, "POST"))
         else:
             assert self.proxy is not None
             await self.proxy.serve(exchange)
@@ -581,6 +584,11 @@ class Gateway:
 
     def _note_begun(self, proxied: ProxiedRequest) -> None:
         if self._open_requests is not None:
+            self._open_requests.note(proxied.request_id, proxied.started_at)
+
+    def _note_renamed(self, proxied: ProxiedRequest, before: str) -> None:
+        if self._open_requests is not None:
+            self._open_requests.forget(before)
             self._open_requests.note(proxied.request_id, proxied.started_at)
 
     def _count(self, proxied: ProxiedRequest) -> None:

@@ -14,6 +14,7 @@ import httpx
 from fleetctl.gateway_soak.soak_request import SoakRequest
 from fleetctl.gateway_soak.tally import Answer
 from fleetctl.gateway_soak.told_answer import ToldAnswer
+from fleetctl.kit.line_feed import lines_of
 
 CONFLICT = 409
 COME_AGAIN = frozenset({CONFLICT, 429, 503})  # said before anything was begun: the client comes again, as OpenAI's do
@@ -120,7 +121,7 @@ class _OpenRequest:
 async def _read_stream(response: httpx.Response, asked: _OpenRequest) -> Answer:
     told, is_done = ToldAnswer(), False
     heard_at = time.monotonic()
-    async for line in response.aiter_lines():
+    async for line in lines_of(response):
         now = time.monotonic()
         asked.longest_pause_s, heard_at = max(asked.longest_pause_s, now - heard_at), now
         if not line.startswith("data: "):

@@ -173,7 +173,7 @@ class Admission:
     async def admit(self, account: TenantAccount, demand: Demand) -> Admitted | ErrorAnswer:
         """Let a request of the tenant in, perhaps after a wait in the queue, or say why not."""
         now, tenant = self.clock(), account.tenant
-        is_free = not demand.is_generation
+        is_free = not demand.is_work
         if tenant.models and not (is_free and demand.model is None) and not account.may_use(demand.model):
             return self._refused(account, Refusal.MODEL)
         if is_free:

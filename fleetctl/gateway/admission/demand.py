@@ -13,6 +13,11 @@ _OUTPUT = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})')
 MAX_USAGE_BYTES = 4096  # a usage object is a few hundred bytes
 
 
+def with_response_cap(body: bytes, cap: int) -> bytes:
+    """As `with_output_cap`, in the words of `/v1/responses`."""
+    return with_fields(body, {"max_output_tokens": cap})
+
+
 def with_output_cap(body: bytes, cap: int) -> bytes:
     """The JSON object with `max_tokens` set, for a client that named no limit. Without a parse where that is safe."""
     at = body.find(b"{")
@@ -32,7 +37,7 @@ class Demand(NamedTuple):
     output_tokens: int | None = None  # what it asks for at most; None: it does not say
     size_bytes: int = 0  # of its body, which is held while it waits
     deadline_at: float | None = None
-    is_generation: bool = True  # others need a key, and nothing is counted of them
+    is_work: bool = True  # of a model; others need a key, and nothing is counted of them
 
 
 class Usage(NamedTuple):

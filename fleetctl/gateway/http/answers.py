@@ -32,6 +32,7 @@ class ErrorAnswer:
     param: str | None = None
     retry_after_s: int | None = None
     is_final: bool = False  # OpenAI's clients are told not to send the request again
+    allow: str | None = None  # methods of the path: the Allow header
     limit: str | None = None  # which limit of the gateway refused it: the X-Fleet-Limit header
 
     def body(self) -> bytes:
@@ -47,6 +48,8 @@ class ErrorAnswer:
         """Whether and when the client should come again."""
         if self.is_final:
             return [(b"x-should-retry", b"false")]
+        if self.allow is not None:
+            return [(b"allow", self.allow.encode())]
         headers = [] if self.retry_after_s is None else [(b"retry-after", str(self.retry_after_s).encode())]
         if self.limit is not None:
             headers.append((b"x-fleet-limit", self.limit.encode()))
@@ -67,6 +70,12 @@ def bad_request(
 def not_found(path: str) -> ErrorAnswer:
     """404; of the path, its first 200 characters."""
     return bad_request(f"no such path: {path[:200]}", status=404, code="not_found")
+
+
+def wrong_method(method: str, path: str, allow: str) -> ErrorAnswer:
+    """405: the path takes other methods."""
+    message = f"{method[:20]} is no method of {path[:200]}"
+    return ErrorAnswer(405, message, "invalid_request_error", "method_not_allowed", allow=allow)
 
 
 def unavailable(message: str, *, retry_after_s: int = 1, code: str = "no_node_available") -> ErrorAnswer:

@@ -22,6 +22,9 @@ _NEXT_LINE = b"\n:p "
 _LINE = re.compile(rb"^:p [^\n]*\n", re.MULTILINE)
 _ALL_SENT = b":p $\n"
 MAX_LINES_BYTES = 16 * 1024 * 1024  # of one stream; a stream that tells more can't be continued
+# The last event of `/v1/responses`, which has no [DONE]. The response in it always has the word "error".
+_RESPONSE_END = re.compile(rb"^event: ?response\.(?:completed|incomplete)\r?$", re.MULTILINE)
+_RESPONSE_FAILED = re.compile(rb"^event: ?response\.failed\r?\n", re.MULTILINE)
 _ERROR = re.compile(rb'^data: ?\{\s*"error"\s*:(?!\s*null)', re.MULTILINE)
 
 
@@ -132,8 +135,12 @@ class EventStreamReader:
 
     def _note(self, whole: bytes) -> bytes:
         """What of it may be forwarded: all before an error event."""
-        if whole.rstrip(b"\r\n").endswith(_DONE):
+        if whole.rstrip(b"\r\n").endswith(_DONE) or _RESPONSE_END.search(whole):
             self.is_done = True
+        if b"response.failed" in whole and (failed := _RESPONSE_FAILED.search(whole)):
+            self.last_word = whole[failed.start() :]
+            self.error = _error_of_response(whole[failed.end() :].splitlines()[0].partition(b":")[2])
+            return whole[: failed.start()]
         if b'"error"' in whole and (found := _ERROR.search(whole)):
             self.last_word = whole[found.start() :]
             self.error = error_of(self.last_word.splitlines()[0].partition(b":")[2])
@@ -154,6 +161,16 @@ def error_of(body: bytes) -> StreamError:
         code if isinstance(code, str) else None,
         code if isinstance(code, int) and not isinstance(code, bool) else None,
     )
+
+
+def _error_of_response(event: bytes) -> StreamError:
+    """What the last event of a response that failed says. `reason` is our nodes' word; their clients know few codes."""
+    try:
+        error = json.loads(event)["response"]["error"]
+        code = error.get("reason") or error.get("code")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return StreamError("server_error")
+    return StreamError("server_error", code if isinstance(code, str) else None)
 
 
 def _last_border(held: bytearray, start: int) -> int:

@@ -182,6 +182,10 @@ class Exchange:
         value = self.header(b"x-request-id")
         return value.decode("ascii") if value is not None and REQUEST_ID.match(value) else None
 
+    def names_itself(self, request_id: str) -> bool:
+        """Whether the id in the body counts: the client gave none in the head, and this one can be passed on."""
+        return self.request_id() is None and REQUEST_ID.match(request_id.encode(errors="replace")) is not None
+
     def deadline_s(self) -> float | None:
         """Seconds from its arrival after which the client wants no answer. Raises BadDeadlineError."""
         if b"x-fleet-deadline-s" not in self.head.first:

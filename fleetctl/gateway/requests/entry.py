@@ -6,13 +6,14 @@ Joins admission (who may ask) and placement (who answers).
 from __future__ import annotations
 
 from fleetctl.gateway.admission.admission import Admission, Admitted
-from fleetctl.gateway.admission.demand import Demand, with_output_cap
+from fleetctl.gateway.admission.demand import Demand, with_output_cap, with_response_cap
 from fleetctl.gateway.admission.tenant_account import Refusal, TenantAccount
 from fleetctl.gateway.http.answers import ErrorAnswer
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.nodes.node_watch import WaitEnd
 from fleetctl.gateway.requests.fates import ProxiedRequest
 from fleetctl.gateway.requests.place import Job, NotPlaced, Placed, Placer
+from fleetctl.gateway.routing.routing_facts import RESPONSES_PATH
 
 
 class Entry:
@@ -39,7 +40,7 @@ class Entry:
             output_tokens=facts.output_tokens,
             size_bytes=len(job.body) if job.body else 0,
             deadline_at=job.deadline_at,
-            is_generation=job.is_generation,
+            is_work=job.is_work,
         )
         admitted = await self._admission.admit(account, demand)
         if isinstance(admitted, ErrorAnswer):
@@ -47,8 +48,11 @@ class Entry:
         proxied.admitted = admitted
         proxied.queue_wait_s = admitted.queue_wait_s
         headers = self._admission.node_headers(job.headers)
-        if admitted.max_output_tokens is not None and job.body is not None:
-            job = job._replace(body=with_output_cap(job.body, admitted.max_output_tokens))
+        cap = admitted.max_output_tokens
+        if cap is not None and job.body is not None and job.is_generation:
+            job = job._replace(body=with_output_cap(job.body, cap))
+        elif cap is not None and job.body is not None and job.path == RESPONSES_PATH:
+            job = job._replace(body=with_response_cap(job.body, cap))
         return job if headers is job.headers else job._replace(headers=headers)
 
     async def place(self, job: Job, proxied: ProxiedRequest, *, may_wait: bool = True) -> Placed | NotPlaced:

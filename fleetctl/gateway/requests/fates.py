@@ -200,12 +200,14 @@ class Fates:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         on_begin: Callable[[ProxiedRequest], None] = lambda proxied: None,
+        on_rename: Callable[[ProxiedRequest, str], None] = lambda proxied, before: None,
         on_end: Callable[[ProxiedRequest], None] = lambda proxied: None,
     ) -> None:
         self._now = now
         self._clock = clock
         self._max_remembered = max_remembered
         self._on_begin = on_begin
+        self._on_rename = on_rename
         self._on_end = on_end
         self._open: dict[str, ProxiedRequest] = {}
         self._ended: OrderedDict[str, ProxiedRequest] = OrderedDict()
@@ -230,6 +232,14 @@ class Fates:
         self._begun += 1
         self._on_begin(proxied)
         return proxied
+
+    def rename(self, proxied: ProxiedRequest, request_id: str) -> None:
+        """Give a request that is open the id that its body names. The id must not be in flight."""
+        assert request_id not in self._open
+        before = proxied.request_id
+        self._open[request_id] = self._open.pop(before)
+        proxied.request_id = request_id
+        self._on_rename(proxied, before)
 
     def end(self, proxied: ProxiedRequest, outcome: Outcome, *, reason: str = "", status: int | None = None) -> None:
         """Give the request its terminal state. A second end is a programming error."""

@@ -26,7 +26,7 @@ from fleetctl.gateway.requests.engine_errors import Refusal, read_refusal
 from fleetctl.gateway.requests.fates import Death, ProxiedRequest
 from fleetctl.gateway.requests.model_names import OWN_ENGINE
 from fleetctl.gateway.requests.poison import body_key, is_poison
-from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, RoutingFacts
+from fleetctl.gateway.routing.routing_facts import GENERATION_PATHS, WORK_PATHS, RoutingFacts
 from fleetctl.settings.gateway import GatewaySettings
 
 log = structlog.get_logger()
@@ -66,6 +66,11 @@ class Job(NamedTuple):
     def is_generation(self) -> bool:
         """Whether a client asks for a completion by it."""
         return self.method == "POST" and self.path in GENERATION_PATHS
+
+    @property
+    def is_work(self) -> bool:
+        """Whether a model is asked: for a completion, a response, vectors or scores."""
+        return self.method == "POST" and self.path in WORK_PATHS
 
 
 @dataclass(slots=True)
@@ -399,7 +404,7 @@ class Placer:
 
 async def _read_refusal(job: Job, endpoint: Endpoint, answer: NodeAnswer) -> Refusal:
     """What the node refuses it with, if it does. A node of ours says so in its head."""
-    if endpoint.engine in ("", OWN_ENGINE) or not (job.is_generation or job.is_continuation):
+    if endpoint.engine in ("", OWN_ENGINE) or not (job.is_work or job.is_continuation):
         return Refusal(answer.status, answer.header(b"x-fleet-refused"))
     return await read_refusal(answer)
 
@@ -416,7 +421,7 @@ def _refusal(status: int, said: str | None, is_continuation: bool) -> str:
 
 
 def _is_shapeless(job: Job, answer: NodeAnswer) -> bool:
-    """Whether a node answers a generating request with something that is no answer, e.g. a page of HTML."""
+    """Whether a node answers what asks its model with something that is no answer, e.g. a page of HTML."""
     if answer.status != 200 or answer.content_type in ("text/event-stream", "application/json"):
         return False
-    return job.is_continuation or job.is_generation
+    return job.is_continuation or job.is_work

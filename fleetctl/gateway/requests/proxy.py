@@ -49,6 +49,8 @@ from fleetctl.gateway.routing.routing_facts import (
     CHAT_PATH,
     COMPLETION_PATH,
     GENERATION_PATHS,
+    MOVABLE_PATHS,
+    WORK_PATHS,
     BadBodyError,
     RoutingFacts,
     read_routing_facts,
@@ -289,8 +291,9 @@ class Proxy:
                 prepared = self._prompts.prepare(body, proxied.tenant or ANONYMOUS)
                 body = prepared.body
                 proxied.answer_headers.extend(prepared.headers)
-            facts = read_routing_facts(path, body) if is_generation else RoutingFacts()
-            if is_generation:
+            is_work = path in WORK_PATHS and exchange.method == "POST"
+            facts = read_routing_facts(path, body) if is_work else RoutingFacts()
+            if is_work:
                 asked = facts.model
                 facts, body = self._names.resolve(self._routing.table, facts, body)
                 if facts.model is not None and facts.model != asked:
@@ -320,6 +323,12 @@ class Proxy:
         except ClientGoneError:
             self._fates.end(proxied, Outcome.CLIENT_GONE, reason=exchange.gone_reason)
         else:
+            if exchange.names_itself(facts.request_id):
+                if self._fates.is_in_flight(facts.request_id):
+                    taken = answers.in_flight(f"request {facts.request_id} is in flight here")
+                    await self._refuse(exchange, proxied, taken)
+                    return None
+                self._fates.rename(proxied, facts.request_id)
             if (unknown := self._names.refusal(self._routing.table, facts)) is not None:
                 await self._refuse(exchange, proxied, unknown)
                 return None
@@ -328,7 +337,7 @@ class Proxy:
                 headers = proxied.trace.carried_by(headers)
             request_id = proxied.request_id.encode()
             headers.append((b"x-request-id", request_id))
-            if is_generation:
+            if path in MOVABLE_PATHS and exchange.method == "POST":
                 headers += self._continuations.offers(request_id, is_stream=facts.stream)
             given = [limit for limit in (deadline_s, facts.deadline_s) if limit is not None]
             deadline_at = proxied.started + min(given) if given else None

@@ -25,7 +25,14 @@ MAX_PROMPT_IDS = 1_000_000  # token ids are cheap to read: 25 ms for so many
 
 COMPLETION_PATH = "/v1/completions"
 CHAT_PATH = "/v1/chat/completions"
+RESPONSES_PATH = "/v1/responses"
 GENERATION_PATHS = frozenset({COMPLETION_PATH, CHAT_PATH})
+# Another node of ours goes on with these where one stopped: after all of the answer that the client has.
+MOVABLE_PATHS = GENERATION_PATHS | {RESPONSES_PATH}
+# Answered with vectors or scores: nothing is generated, and no prompt is worth finding the node that had it before.
+POOLING_PATHS = frozenset({"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"})
+# All that asks a model: read for its model and its size, and counted on its tenant's account.
+WORK_PATHS = GENERATION_PATHS | POOLING_PATHS | {RESPONSES_PATH}
 
 
 class BadBodyError(Exception):
@@ -37,7 +44,8 @@ class RoutingFacts(NamedTuple):
 
     `tokens`: rough cost, prompt and output together. `input_tokens`: the prompt's part of it. `output_tokens`: what the
     client asks for at most; None: it does not say. `deadline_s`: seconds from its arrival after which the client wants
-    no answer. `user`: whom the client says it asks for, `session`: its header; empty: it does not say.
+    no answer. `user`: whom the client says it asks for, `session`: its header, `request_id`: the id that it gives its
+    request (vLLM's field, not checked); empty: it does not say.
     """
 
     model: str | None = None
@@ -50,6 +58,7 @@ class RoutingFacts(NamedTuple):
     blocks: Blocks = ()
     user: str = ""
     session: str = ""
+    request_id: str = ""
 
     def key_text(self, after_tokens: int = 0) -> str:
         """The characters by which the prompt is told from others that share so many tokens with it."""
@@ -71,10 +80,14 @@ class _Body(Struct):
     model: _Scalar = None
     stream: _Scalar = None
     user: _Scalar = None
+    request_id: _Scalar = None
     max_completion_tokens: _Scalar = None
     max_tokens: _Scalar = None
     deadline_s: _Scalar = None
+    max_output_tokens: _Scalar = None
+    instructions: _Scalar = None
     messages: Raw = Raw(b"[]")
+    input: Raw = Raw(b"null")
     prompt: Raw = Raw(b"null")
     tools: Raw = Raw(b"null")
 
@@ -88,16 +101,34 @@ class _Message(Struct):
     content: str | list[_Part] | None = None
 
 
+class _Item(Struct):
+    """Of a response's input: a message, a call, or what came of one."""
+
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+
+
 class _TooManyValuesError(Exception):
     """So many objects would be built that the event loop would stand."""
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
+_decode_input = msgspec.json.Decoder(str | list[_Item] | None).decode
 _decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]] | None).decode
 # UnicodeDecodeError: msgspec checks the bytes of strings that it returns only.
 _UNFIT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _TooManyValuesError)
-_SCALAR_FIELDS = ("stream", "user", "max_completion_tokens", "max_tokens", "deadline_s")
+_SCALAR_FIELDS = (
+    "stream",
+    "user",
+    "request_id",
+    "max_completion_tokens",
+    "max_tokens",
+    "max_output_tokens",
+    "deadline_s",
+)
 _NO_TOOLS = frozenset({b"null", b"[]", b"{}", b'""', b"0", b"false"})
 
 
@@ -117,12 +148,19 @@ def read_routing_facts(path: str, body: bytes) -> RoutingFacts:
             raise BadBodyError("the body is not valid JSON") from error
         return _facts(_Body(), "", len(body), (), None)
     model = fields.model if isinstance(fields.model, str) else None
+    if path in POOLING_PATHS:
+        return _pooling_facts(fields, len(body), model)
     try:
         if path == CHAT_PATH:
             text, chars = _typed_chat(fields.messages, body)
             tools = bytes(fields.tools)  # templates write them before the messages
             blocks = text_blocks(text, model if tools in _NO_TOOLS else (model, tools))
             head = text[:HEAD_CHARS]
+        elif path == RESPONSES_PATH:
+            text = _typed_response(fields, body)
+            tools = bytes(fields.tools)
+            blocks = text_blocks(text, model if tools in _NO_TOOLS else (model, tools))
+            head, chars = text[:HEAD_CHARS], len(text)
         else:
             if len(body) > MAX_PROMPT_IDS and has_more_than(MAX_PROMPT_IDS, body, b","):
                 raise _TooManyValuesError
@@ -151,6 +189,23 @@ def _typed_chat(messages: Raw, body: bytes) -> tuple[str, int]:
     return "".join(parts), chars
 
 
+def _typed_response(fields: _Body, body: bytes) -> str:
+    """Instructions and items, one after the other. Raises _TooManyValuesError, and what msgspec does."""
+    if len(body) > 3 * MAX_CHEAP_VALUES and has_more_than(MAX_CHEAP_VALUES, body, b"{"):
+        raise _TooManyValuesError
+    parts = [fields.instructions] if isinstance(fields.instructions, str) else []
+    given = _decode_input(fields.input)
+    if isinstance(given, str):
+        parts.append(given)
+    for item in given if isinstance(given, list) else ():
+        for content in (item.content, item.output):
+            if isinstance(content, list):
+                content = "".join([part.text for part in content if part.text is not None])
+            parts.append(f"{item.role}\n{content or ''}")
+        parts.append(item.arguments or "")
+    return "\n".join(parts)
+
+
 def _read_untyped(path: str, body: bytes) -> RoutingFacts:
     try:
         value = json.loads(body)
@@ -165,6 +220,11 @@ def routing_facts_of(path: str, value: dict[str, Any]) -> RoutingFacts:
     """As `read_routing_facts`, of a body of any shape that was parsed already."""
     model = value.get("model")
     model = model if isinstance(model, str) else None
+    if path in POOLING_PATHS:
+        return _pooling_facts(_scalars(value), len(json.dumps(value)), model)
+    if path == RESPONSES_PATH:
+        text = "\n".join([str(value.get("instructions") or ""), json.dumps(value.get("input"))])
+        return _facts(_scalars(value), text[:HEAD_CHARS], len(text), text_blocks(text, model), model)
     if path == CHAT_PATH:
         text, chars = _chat_prompt(value.get("messages"))
         tools = value.get("tools")  # templates write them before the messages
@@ -172,8 +232,18 @@ def routing_facts_of(path: str, value: dict[str, Any]) -> RoutingFacts:
         head = text[:HEAD_CHARS]
     else:
         head, chars, blocks = _completion_prompt(value.get("prompt"), model)
-    scalars: dict[str, Any] = {name: value.get(name) for name in _SCALAR_FIELDS}
-    return _facts(_Body(**scalars), head, chars, blocks, model)
+    return _facts(_scalars(value), head, chars, blocks, model)
+
+
+def _scalars(value: dict[str, Any]) -> _Body:
+    found: dict[str, Any] = {name: value.get(name) for name in _SCALAR_FIELDS}
+    return _Body(**found)
+
+
+def _pooling_facts(fields: _Body, num_bytes: int, model: str | None) -> RoutingFacts:
+    """Of a request whose texts are all input, wherever they stand in its body."""
+    facts = _facts(fields, "", num_bytes, (), model)
+    return facts._replace(stream=False, tokens=facts.input_tokens, output_tokens=0)
 
 
 def _facts(fields: _Body, head: str, chars: int, blocks: Blocks, model: str | None) -> RoutingFacts:
@@ -188,6 +258,7 @@ def _facts(fields: _Body, head: str, chars: int, blocks: Blocks, model: str | No
         deadline_s=_deadline_s(fields.deadline_s),
         blocks=blocks,
         user=fields.user if isinstance(fields.user, str) else "",
+        request_id=fields.request_id if isinstance(fields.request_id, str) else "",
     )
 
 
@@ -199,7 +270,7 @@ def _deadline_s(asked: Any) -> float | None:
 
 
 def _output_tokens(fields: _Body) -> int | None:
-    for asked in (fields.max_completion_tokens, fields.max_tokens):
+    for asked in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0:
             return asked
     return None

@@ -41,8 +41,9 @@ class Fleet:
     session: aiohttp.ClientSession
     controller: ScriptedController
 
-    async def complete(self, request_id: str | None, **body: Any) -> tuple[str, str]:
+    async def complete(self, request_id: str | None, *, in_body: str | None = None, **body: Any) -> tuple[str, str]:
         """The whole answer, and the id in its header."""
+        body |= {} if in_body is None else {"request_id": in_body}
         headers = {} if request_id is None else {"X-Request-Id": request_id}
         body = {"model": "tiny", "prompt": "one id", "max_tokens": 4, "ignore_eos": True, **body}
         async with self.session.post(self.url + "/v1/completions", json=body, headers=headers) as response:
@@ -166,3 +167,42 @@ async def test_two_requests_of_one_id_are_one_id_outside_and_separate_sequences_
     lines = await fleet.lines_of(("core a", "sequence.finished", "twice"))
     assert ids_in(lines, "core a") == {"twice"}
     assert len(seq_ids_in(lines, "core a")) == 2
+
+
+async def test_an_id_in_the_body_is_the_requests_id_everywhere(fleet: Fleet) -> None:
+    _, shown = await fleet.complete(None, in_body="in-body:1")
+    assert shown == "in-body:1"
+    lines = await fleet.lines_of(*((p, "request.finished", "in-body:1") for p in ("gateway", "node a")))
+    for process in ("gateway", "node a", "core a"):
+        assert ids_in(lines, process) == {"in-body:1"}
+    async with fleet.session.get(f"{fleet.url}/gateway/requests/in-body:1") as response:
+        assert (await response.json())["fate"] == "finished"
+    _, shown = await fleet.complete("in-head", in_body="in-body:2")
+    assert shown == "in-head"
+    async with fleet.session.get(f"{fleet.url}/gateway/requests/in-body:2") as response:
+        assert response.status == 404
+
+
+async def test_an_id_in_the_body_that_is_in_flight_is_refused(fleet: Fleet) -> None:
+    fleet.nodes[0].http.post("/admin/faults", json={"slow_steps": 20})
+    first = asyncio.create_task(fleet.complete(None, in_body="once", max_tokens=60))
+
+    def is_under_way() -> bool:
+        held = fleet.nodes[0].http.get("/admin/requests").json()["requests"]
+        return [row["request_id"] for row in held] == ["once"]
+
+    await asyncio.to_thread(wait_for, is_under_way, "the first one")
+    body = {"model": "tiny", "prompt": "again", "max_tokens": 1, "request_id": "once"}
+    async with fleet.session.post(fleet.url + "/v1/completions", json=body) as response:
+        assert response.status == 409
+        other = response.headers["X-Request-Id"]
+    async with fleet.session.post(
+        fleet.url + "/v1/completions", json=body, headers={"X-Request-Id": "once"}
+    ) as response:
+        assert response.status == 409
+    assert other != "once"
+    await first
+    async with fleet.session.get(f"{fleet.url}/gateway/requests/{other}") as response:
+        assert (await response.json())["fate"] == "refused"
+    async with fleet.session.get(f"{fleet.url}/gateway/requests/once") as response:
+        assert (await response.json())["fate"] == "finished"

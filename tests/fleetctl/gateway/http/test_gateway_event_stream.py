@@ -181,3 +181,13 @@ def test_an_error_event_and_what_follows_it_is_not_forwarded_but_kept() -> None:
     assert reader.feed(b"data: [DONE]\n\n") == b""
     assert reader.error is not None
     assert (reader.error.code, reader.last_word, reader.is_done) == ("core_dead", error + b"data: [DONE]\n\n", False)
+
+
+def test_a_response_that_failed_is_an_error_of_the_node_and_kept() -> None:
+    reader = EventStreamReader(ProgressLines())
+    begun = b'event: response.created\ndata: {"type":"response.created","response":{"error":null}}\n\n'
+    error = b'{"code":"server_error","message":"x","reason":"core_dead"}'
+    failed = b'event: response.failed\ndata: {"type":"response.failed","response":{"error":%s}}\n\n' % error
+    assert reader.feed(b":p 0 1\n" + begun + failed) == begun
+    assert reader.error is not None
+    assert (reader.error.code, reader.last_word, reader.is_done) == ("core_dead", failed, False)

@@ -787,7 +787,7 @@ async def test_an_answer_beyond_the_limit_is_cut_and_one_of_its_size_is_not(
 
 async def test_a_post_to_another_path_and_a_read_of_a_generating_one_are_not_offered_a_move(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a") as (served, nodes, _):
-        async with served.session.post(served.url + "/v1/embeddings", data=b"no object") as response:
+        async with served.session.post(served.url + "/v1/tokenize", data=b"no object") as response:
             assert response.status == 200, "its body is the node's to judge"
         (seen,) = nodes[0].seen
         assert "X-Fleet-Handoff" not in seen["headers"]
