@@ -81,6 +81,9 @@ bench-targets: setup-dev ## A whole controller over 1,000 targets that come and 
 bench-tui: setup ## The cockpit over 100 and 1,000 nodes: how soon a key is answered, CPU while idle (BENCH_ARGS="--nodes 1000")
 	$(BIN)/python -m fleetctl.bench.cockpit_bench $(BENCH_ARGS)
 
+cockpit-screens: setup-dev ## Write anew the pictures that tests hold the cockpit's screens against: look at the difference
+	FLEETCTL_WRITE_SCREENS=1 $(BIN)/python -m pytest -q tests/fleetctl/tui/test_screens.py
+
 pictures: setup-dev ## docs/pictures anew: the cockpit over a real fleet with a slow node
 	$(BIN)/python scripts/cockpit-pictures
 
@@ -146,6 +149,8 @@ $(VENV)/bin/python:
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt | $(VENV)/bin/python
 	@echo "installing (torch is the large one)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@echo "compiling kernels for this CPU, once"
+	@$(BIN)/fleetctl-node compile >/dev/null || echo "note: kernels are compiled at the first start then"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -7,6 +7,7 @@ docs/client.md.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cache
@@ -19,8 +20,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.kit.line_feed import lines_of, split_lines
+from fleetctl.told_node import KnownNodes
 from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
 from fleetctl.wire import (
+    NO_CLAIM,
     ActionRequest,
     Alert,
     AlertExplanation,
@@ -48,12 +52,16 @@ from fleetctl.wire import (
     IncidentCharts,
     IncidentNote,
     IncidentSilenceRequest,
+    KvBlocks,
     MadeToken,
     Node,
+    NodeChanges,
     NodeGroup,
     NodePhase,
+    Notification,
     Pool,
     Problem,
+    Receiver,
     Revision,
     Rollout,
     RoutingTable,
@@ -81,6 +89,7 @@ __all__ = [
     "ControllerClient",
     "FleetctlError",
     "Incident",
+    "KnownNodes",
     "Node",
     "NodePhase",
     "Pool",
@@ -95,11 +104,16 @@ __all__ = [
 DEFAULT_TIMEOUT_S = 10.0
 LONG_ANSWER = 200_000  # bytes of a list: 1,000 nodes take 55 ms to read, in which no key would be answered
 PART_ROWS = 50
+MAX_KNOWN_LISTS = 32
+EVENTS_AT_ONCE = 1000
 CONTENT_S = 60.0  # reading and checking hundreds of files
 PREDICTION_S = 15.0  # a dry run is simulated before it is answered
 STREAM_SILENT_S = 45.0  # of the event stream, which says every 15 s that it is alive
 FILE_S = 120.0  # an incident's file of a large fleet
+RECEIVER_TEST_S = 30.0  # the receiver has ten seconds for each of two messages
 SILENCE_S = 30.0  # the controller asks one Alertmanager after the other
+RETRIES = 3  # of a request that was refused because too many came
+MAX_RETRY_S = 10
 WAIT_MARGIN_S = 10.0  # how much longer than its wait a long poll may take
 W = TypeVar("W", bound=BaseModel)
 
@@ -126,14 +140,25 @@ class ControllerClient:
     """
 
     def __init__(
-        self, url: str, token: str | None = None, timeout: float = DEFAULT_TIMEOUT_S, others: Sequence[str] = ()
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        others: Sequence[str] = (),
+        *,
+        reuses_lists: bool = False,
     ) -> None:
         """`url` like http://127.0.0.1:7700, the one that is asked: that of the leader, once it is known. `others`:
-        where else a controller on the same database may lead; `token` is needed for changes; `timeout` in seconds."""
+        where else a controller on the same database may lead; `token` is needed for changes; `timeout` in seconds.
+        `reuses_lists`:
+        a list that did not change since it was last asked for is not sent and read again, its objects are given once
+        more: for who asks over and over, and changes nothing in them."""
         self.url = _checked(url)
         self._known = tuple(dict.fromkeys((self.url, *map(_checked, others))))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout_s = timeout
+        self._reuses_lists = reuses_lists
+        self._lists: OrderedDict[str, tuple[str, Sequence[Any]]] = OrderedDict()  # tag and rows, by what was asked
         # The controller is reached directly: a proxy from the environment must not see the token.
         # Reading the machine's certificates takes longer than a call: only for what uses them.
         with_tls = any(known.startswith("https://") for known in self._known)
@@ -183,6 +208,10 @@ class ControllerClient:
         """Requests in flight at a node, oldest first, or why they are not known."""
         return await self._get(HeldRequests, f"/v1/nodes/{_part(name)}/requests")
 
+    async def node_kv(self, name: str) -> KvBlocks:
+        """What a node's KV cache is used for, or why that is not known."""
+        return await self._get(KvBlocks, f"/v1/nodes/{_part(name)}/kv")
+
     async def pools(self) -> list[Pool]:
         """Every pool by name: what is wanted of it, and how far that is."""
         return await self._list(Pool, "/v1/pools")
@@ -218,7 +247,7 @@ class ControllerClient:
     async def node_logs(self, name: str, lines: int) -> list[str]:
         """The last lines that a node wrote, oldest first."""
         answer = await self._send("GET", f"/v1/nodes/{_part(name)}/logs", params={"lines": lines})
-        return answer.text.splitlines()
+        return split_lines(answer.text)
 
     async def follow_node_logs(self, name: str, lines: int) -> AsyncIterator[str]:
         """The last lines that a node wrote, then each new one; ends when the controller does."""
@@ -243,9 +272,9 @@ class ControllerClient:
         """Each part of an alert's rule with its value. Raises BadInputError where no rule of ours judges it."""
         return await self._get(AlertExplanation, f"/v1/alerts/{_part(fingerprint)}/explanation")
 
-    async def incidents(self, status: str | None = None) -> list[Incident]:
-        """The newest first, without timeline and evidence."""
-        return await self._list(Incident, "/v1/incidents", status=status)
+    async def incidents(self, status: str | None = None, limit: int | None = None) -> list[Incident]:
+        """The newest first, without timeline and evidence; all of them, or so many."""
+        return await self._list(Incident, "/v1/incidents", limit=limit, status=status)
 
     async def incident(self, incident_id: str) -> Incident:
         """One incident with timeline and evidence."""
@@ -289,28 +318,54 @@ class ControllerClient:
         return await self._post(Incident, f"/v1/incidents/{_part(incident_id)}/verdict", request)
 
     async def events(self, after: int = 0, wait_s: float = 0.0, incident_id: str | None = None) -> list[TimelineEntry]:
-        """Entries after a sequence number, oldest first; with `wait_s`, waits for the first one."""
+        """Entries after a sequence number, oldest first, 1,000 at most; with `wait_s`, waits for the first one."""
         return await self._list(
-            TimelineEntry, "/v1/events", wait_s, after=after, wait_s=wait_s or None, incident_id=incident_id
+            TimelineEntry,
+            "/v1/events",
+            wait_s,
+            limit=EVENTS_AT_ONCE,
+            after=after,
+            wait_s=wait_s or None,
+            incident_id=incident_id,
         )
 
     async def follow_events(self, after: int | None = None) -> AsyncIterator[TimelineEntry]:
         """Entries as they come, over one connection: those after this number first; None: new ones only. It ends when
         the controller does. Raises UnreachableError too when the line is silent for longer than it ever is."""
-        await self.status()  # of the one that leads
-        headers = {} if after is None else {"Last-Event-ID": str(after)}
+        async with aclosing(self._followed("/v1/events/stream", None if after is None else str(after))) as told:
+            async for _, data in told:
+                yield _event(TimelineEntry, data)
+
+    async def follow_nodes(self, known: KnownNodes | None = None) -> AsyncGenerator[KnownNodes, None]:
+        """Every node, then those that changed, as it happens, over one connection: what is known, each time that it is
+        another and whole. `known`: what was followed before, to go on where it was cut. It ends when the controller
+        does. Raises as `follow_events`."""
+        known = KnownNodes() if known is None else known
+        async with aclosing(self._followed("/v1/events/nodes", known.mark or None)) as told:
+            async for mark, data in told:
+                changes = _event(NodeChanges, data)
+                try:
+                    known.take(changes, mark)
+                except ValidationError as error:
+                    raise _unknown_event(error) from error
+                if mark:
+                    yield known
+                else:
+                    await asyncio.sleep(0)  # of many nodes: whatever else runs in this loop has its turn
+
+    async def _followed(self, path: str, last_id: str | None) -> AsyncGenerator[tuple[str, str], None]:
+        """Id and data of each event, of the controller that leads."""
+        await self.status()
+        headers = {} if last_id is None else {"Last-Event-ID": last_id}
         timeout = httpx.Timeout(self._timeout_s, read=STREAM_SILENT_S)
-        url = f"{self.url}/v1/events/stream"
-        try:
-            async with aclosing(self._lines(url, timeout, headers=headers)) as told:
-                async for line in told:
-                    if line.startswith("data: "):
-                        yield TimelineEntry.model_validate_json(line.removeprefix("data: "))
-        except ValidationError as error:
-            raise FleetctlError(
-                f"{url}: an event is not what this fleetctl knows",
-                remedy="use the same version of fleetctl as the controller",
-            ) from error
+        event_id = ""
+        async with aclosing(self._lines(f"{self.url}{path}", timeout, headers=headers)) as told:
+            async for line in told:
+                if line.startswith("id: "):
+                    event_id = line.removeprefix("id: ")
+                elif line.startswith("data: "):
+                    yield event_id, line.removeprefix("data: ")
+                    event_id = ""
 
     async def newest_events(
         self,
@@ -320,10 +375,19 @@ class ControllerClient:
         node: str | None = None,
         incident_id: str | None = None,
         run_id: str | None = None,
+        since: float | None = None,
     ) -> list[TimelineEntry]:
-        """The newest entries, oldest first; at most 1,000."""
+        """The newest entries, oldest first; only those that fit, and happened since then (Unix seconds)."""
         return await self._list(
-            TimelineEntry, "/v1/events", newest=limit, kind=kind, node=node, incident_id=incident_id, run_id=run_id
+            TimelineEntry,
+            "/v1/events",
+            limit=limit,
+            size="newest",
+            kind=kind,
+            node=node,
+            incident_id=incident_id,
+            run_id=run_id,
+            since=since,
         )
 
     async def runbooks(self) -> list[RunbookInfo]:
@@ -338,9 +402,9 @@ class ControllerClient:
         """The commands that this controller carries out."""
         return await self._list(VerbInfo, "/v1/verbs")
 
-    async def runs(self, incident_id: str | None = None) -> list[Run]:
-        """Runs, the newest first; of one incident, when named."""
-        return await self._list(Run, "/v1/runs", incident_id=incident_id)
+    async def runs(self, incident_id: str | None = None, limit: int | None = None) -> list[Run]:
+        """Runs, the newest first; of one incident, when named; all of them, or so many."""
+        return await self._list(Run, "/v1/runs", limit=limit, incident_id=incident_id)
 
     async def get_run(self, run_id: str) -> Run:
         """One run with its steps."""
@@ -422,15 +486,17 @@ class ControllerClient:
         self, *, since: float | None = None, who: str | None = None, target: str | None = None, limit: int = 200
     ) -> list[AuditRow]:
         """The newest changes that fit, oldest first. `since` in Unix seconds."""
-        return await self._list(AuditRow, "/v1/audit", since=since, who=who, target=target, limit=limit)
+        return await self._list(
+            AuditRow, "/v1/audit", limit=limit, is_oldest_first=True, since=since, who=who, target=target
+        )
 
     async def verify_audit(self) -> AuditCheck:
         """Whether the audit's rows are those that were written: looked at now."""
         return _parse(AuditCheck, await self._send("GET", "/v1/audit/verification", CONTENT_S))
 
-    async def receipts(self) -> list[DrainReceipt]:
-        """Receipts of drains, the newest first, without their lines."""
-        return await self._list(DrainReceipt, "/v1/receipts")
+    async def receipts(self, limit: int | None = None) -> list[DrainReceipt]:
+        """Receipts of drains, the newest first, without their lines; all of them, or so many."""
+        return await self._list(DrainReceipt, "/v1/receipts", limit=limit)
 
     async def receipt(self, receipt_id: str) -> DrainReceipt:
         """One receipt with a line for each request."""
@@ -482,15 +548,67 @@ class ControllerClient:
         """End a silence now."""
         return _parse(Silence, await self._send("DELETE", f"/v1/silences/{_part(silence_id)}", SILENCE_S))
 
+    async def notifications(self, incident_id: str | None = None) -> list[Notification]:
+        """Who was told, or is to be told, of what; the newest last."""
+        return await self._list(
+            Notification, "/v1/notifications", limit=1000, is_oldest_first=True, incident_id=incident_id
+        )
+
+    async def notification(self, notification_id: str) -> Notification:
+        """One of them."""
+        return await self._get(Notification, f"/v1/notifications/{_part(notification_id)}")
+
+    async def receivers(self) -> list[Receiver]:
+        """Who can be told, and how that goes."""
+        return await self._list(Receiver, "/v1/receivers")
+
+    async def test_receiver(self, name: str, by: str = NO_CLAIM) -> Notification:
+        """Tell one receiver that this is a test, and wait for how it went."""
+        path, body = f"/v1/receivers/{_part(name)}/test", {"by": by}
+        return _parse(Notification, await self._send("POST", path, RECEIVER_TEST_S, json=body))
+
     async def _get(self, model: type[W], path: str) -> W:
         return _parse(model, await self._send("GET", path))
 
-    async def _list(self, model: type[W], path: str, held_s: float = 0.0, **params: Any) -> list[W]:
-        answer = await self._send("GET", path, held_s, params=_given(**params))
+    async def _list(
+        self,
+        model: type[W],
+        path: str,
+        held_s: float = 0.0,
+        *,
+        limit: int | None = None,
+        size: Literal["limit", "newest"] = "limit",
+        is_oldest_first: bool = False,
+        **params: Any,
+    ) -> list[W]:
+        """All rows, or `limit` of them, however many answers they take. `is_oldest_first`: of the newest ones, told
+        forwards, so that what the next answer has comes before."""
         adapter: TypeAdapter[list[W]] = _list_of(model)
-        return (
-            await _parse_in_parts(adapter, answer) if len(answer.content) > LONG_ANSWER else _parse_as(adapter, answer)
-        )
+        is_oldest_first = is_oldest_first or size == "newest"
+        asked = str(httpx.URL(path, params=_given(**{size: limit}, **params)))
+        tag, known = self._lists.get(asked, ("", ()))
+        headers = {"If-None-Match": tag} if tag else {}
+        answer = await self._send("GET", asked, held_s, headers=headers)
+        if answer.status_code == httpx.codes.NOT_MODIFIED:
+            return list(known)
+        tag, is_whole = answer.headers.get("ETag", ""), True
+        rows: list[W] = []
+        while True:
+            is_long = len(answer.content) > LONG_ANSWER
+            page = await _parse_in_parts(adapter, answer) if is_long else _parse_as(adapter, answer)
+            rows = [*page, *rows] if is_oldest_first else [*rows, *page]
+            more = answer.links.get("next", {}).get("url", "")
+            if not page or not more.startswith(f"{path}?") or (limit is not None and len(rows) >= limit):
+                break
+            answer, is_whole = await self._send("GET", more, held_s), False
+        if limit is not None:
+            rows = rows[-limit:] if is_oldest_first else rows[:limit]
+        if self._reuses_lists and tag and is_whole:
+            self._lists[asked] = tag, tuple(rows)
+            self._lists.move_to_end(asked)
+            if len(self._lists) > MAX_KNOWN_LISTS:
+                self._lists.popitem(last=False)
+        return rows
 
     async def _post(self, model: type[W], path: str, body: BaseModel, held_s: float = 0.0) -> W:
         return _parse(model, await self._send("POST", path, held_s, json=body.model_dump(mode="json")))
@@ -504,6 +622,11 @@ class ControllerClient:
             url = untried.pop(0)
             try:
                 response = await self._http.request(method, f"{url}{path}", timeout=timeout, **options)
+                for _ in range(RETRIES):  # nothing was done of what is refused so
+                    if response.status_code != httpx.codes.TOO_MANY_REQUESTS or not (wait_s := _told_wait_s(response)):
+                        break
+                    await asyncio.sleep(wait_s)
+                    response = await self._http.request(method, f"{url}{path}", timeout=timeout, **options)
             except httpx.HTTPError as error:
                 problem = problem or self._unreachable(error, url)
                 # What was sent may have been done: only what surely did not arrive, or changes nothing, is asked again.
@@ -515,7 +638,7 @@ class ControllerClient:
                 untried = [leader, *(one for one in untried if one != leader)]
             elif response.status_code == httpx.codes.SERVICE_UNAVAILABLE and untried:
                 problem = _error_of(response)
-            elif not response.is_success:
+            elif not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:
                 raise _error_of(response)
             else:
                 self.url = url
@@ -536,7 +659,7 @@ class ControllerClient:
                 if not response.is_success:
                     await response.aread()
                     raise _error_of(response)
-                async for line in response.aiter_lines():
+                async for line in lines_of(response):
                     yield line
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -580,6 +703,20 @@ def _error_of(response: httpx.Response) -> FleetctlError:
     return _ERRORS.get(response.status_code, FleetctlError)(problem.error, remedy=problem.remedy)
 
 
+def _event(model: type[W], data: str) -> W:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise _unknown_event(error) from error
+
+
+def _unknown_event(error: ValidationError) -> FleetctlError:
+    return FleetctlError(
+        f"an event is not what this fleetctl knows: {error.errors()[0]['msg']}",
+        remedy="use the same version of fleetctl as the controller",
+    )
+
+
 def _parse(model: type[W], response: httpx.Response) -> W:
     return _parse_as(TypeAdapter(model), response)
 
@@ -615,6 +752,12 @@ async def _parse_in_parts(adapter: TypeAdapter[list[W]], response: httpx.Respons
     except (ValueError, TypeError):
         return _parse_as(adapter, response)  # which says what is wrong with it
     return found
+
+
+def _told_wait_s(response: httpx.Response) -> float:
+    """How long the controller asks to wait; 0: it does not say, or longer than anybody should sit there."""
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= MAX_RETRY_S else 0.0
 
 
 def _part(name: str) -> str:

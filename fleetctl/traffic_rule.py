@@ -23,7 +23,7 @@ PoolName = Annotated[str, Field(min_length=1, max_length=200)]
 class Spec(BaseModel, ABC):
     """What a rule orders. A new kind is a subclass with its own `kind`, added to `RuleSpec`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True)
 
     @property
     @abstractmethod
@@ -212,7 +212,7 @@ RuleSpec = Annotated[RerouteSpec | ShedSpec | CanarySpec | ShadowSpec | Overflow
 class TrafficRule(BaseModel):
     """One rule in force. `expires_at` None: until it is removed."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
 
     id: str = Field(pattern=RULE_ID)
     spec: RuleSpec
@@ -234,7 +234,7 @@ class TrafficRule(BaseModel):
 class TrafficRuleRequest(BaseModel):
     """Make a rule, in place of one with the same id. Without an id it has that of its spec."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     id: str | None = Field(default=None, pattern=RULE_ID)
     spec: RuleSpec

@@ -78,7 +78,7 @@ class DeepCheck(Wire):
 class HeldRequest(Wire):
     """One request in flight at a node, without its prompt or text."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", defer_build=True)
 
     request_id: str
     kind: str = ""  # chat, completion
@@ -97,6 +97,25 @@ class HeldRequests(Wire):
     requests: list[HeldRequest] = Field(default_factory=list)
     num_arriving: int = 0  # read or tokenised, and not taken in yet
     unknown: str = ""
+
+
+class KvBlocks(Wire):
+    """What a node's KV cache is used for, told by the node itself. `unknown`: why it is not known."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    block_size: int = Field(default=0, ge=0)  # tokens
+    num_blocks: int = Field(default=0, ge=0)
+    num_held: int = Field(default=0, ge=0)  # by requests
+    num_shared: int = Field(default=0, ge=0)  # of those: by several
+    num_kept: int = Field(default=0, ge=0)  # for prompts that begin the same; evicted where their space is needed
+    num_kept_reused: int = Field(default=0, ge=0)  # of those: found again since, and evicted last
+    unknown: str = ""
+
+    @property
+    def num_blank(self) -> int:
+        """Blocks that nobody holds and that nothing is kept in."""
+        return max(0, self.num_blocks - self.num_held - self.num_kept)
 
 
 class NodeAbility(Wire):
@@ -302,6 +321,16 @@ class Node(Wire):
     probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
     deep_check: DeepCheck = Field(default_factory=DeepCheck)
     alerts: list[str] = Field(default_factory=list)
+
+
+class NodeChanges(Wire):
+    """What an event of the stream of nodes says, as of `now`; `fleetctl.told_node` says what a row is made of."""
+
+    now: float
+    whole: bool = False  # what was told before is void: every node comes anew, in this event and those behind it
+    new: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by name: in place of what was told of it
+    changed: dict[str, dict[str, Any]] = Field(default_factory=dict)  # what is not as it was told; null: not known now
+    gone: list[str] = Field(default_factory=list)
 
 
 class PoolState(StrEnum):
@@ -543,6 +572,10 @@ class AlertExplanation(Wire):
     parts: list[AlertPart] = Field(default_factory=list)
 
 
+NONE_ON_RECORD_S = 1e8
+"""Of the unit `before_onset`: who tells of changes knows of none."""
+
+
 class Evidence(Wire):
     """One answered question of a tree."""
 
@@ -552,7 +585,7 @@ class Evidence(Wire):
     query: str = ""
     value: float | None = None
     threshold: str = ""
-    unit: str = ""  # of `value`: ratio, points, seconds, tokens, times, per_second, count
+    unit: str = ""  # of `value`: ratio, points, seconds, tokens, times, per_second, count, before_onset (s)
     age_s: float | None = None
     why_unknown: str = ""
     usual: str = ""  # of a yes that compares with the past: the same against this hour of other days
@@ -719,6 +752,57 @@ class Handling(Wire):
     words: str = ""  # who has it, in a few words; empty while nobody does
 
 
+class NotificationState(StrEnum):
+    """Where a notification stands. The last four are ends."""
+
+    WAITING = "waiting"  # is to be sent, or sent again
+    HELD = "held"  # quiet hours, or too many at once: it comes in a digest
+    DELIVERED = "delivered"  # the receiver took it
+    FAILED = "failed"  # the receiver refused it, or did not take it for too long
+    MERGED = "merged"  # what it says is in `merged_into`
+    DROPPED = "dropped"  # it is not to be sent any more
+
+
+class Notification(Wire):
+    """One message to one receiver."""
+
+    id: str
+    receiver: str
+    kind: str  # opened, update, acknowledged, resolved, escalated, digest, test
+    state: NotificationState
+    incident_id: str | None = None
+    subject: str
+    text: str  # all that is said
+    thread: str  # what messages that belong together have in common
+    created_at: float
+    next_at: float | None = None  # the next attempt, or the end of being held
+    ended_at: float | None = None
+    attempts: int = 0
+    held_by: str = ""  # quiet_hours, too_many
+    why: str = ""  # what the receiver said, or why it was not told
+    merged_into: str = ""
+    escalation: int = 0  # the how-manieth message because nobody acknowledged; 0: none
+
+
+class Receiver(Wire):
+    """Somebody who can be told, and how that goes."""
+
+    name: str
+    kind: str
+    waiting: int  # messages that are to be sent
+    held: int
+    quiet_until: float | None = None  # it is left alone until then; None: it is not
+    delivered_at: float | None = None  # when it last took one; None: not lately
+    last_error: str = ""  # of the last attempt; empty: it was taken
+    routes: list[str] = Field(default_factory=list)  # which incidents it is told of, in words
+
+
+class ReceiverTest(Body):
+    """Tell a receiver that this is a test."""
+
+    by: str = Field(default=NO_CLAIM, min_length=1, max_length=200)
+
+
 class Incident(Wire):
     """One thing that is wrong, with all that belongs to it."""
 
@@ -740,6 +824,8 @@ class Incident(Wire):
     diagnosis: Diagnosis | None = None
     runs: list[Run] = Field(default_factory=list)
     timeline: list[TimelineEntry] = Field(default_factory=list)
+    notifications: list[Notification] = Field(default_factory=list)  # who was told, and when
+    dashboard: str = ""  # a link to our dashboards of its place and time
     widened_at: float | None = None  # when the scope last became wider
     widened_why: str = ""
     part_of: str | None = None  # id of the wider incident that explains this one
@@ -876,7 +962,7 @@ class TenantUse(Wire):
     refused: dict[str, int] = Field(default_factory=dict)  # by the limit that refused
     gateways: int = 1  # that know it
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
     def plus(self, other: TenantUse) -> TenantUse:
         """Both gateways' use of the same tenant."""

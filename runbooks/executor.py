@@ -236,12 +236,12 @@ class Executor:
         self._wake.set()
         return run
 
-    async def cancel(self, run_id: str, by: str) -> Run:
+    async def cancel(self, run_id: str, by: str, why: str = "") -> Run:
         """Stop a run before its next step. The run comes back as it is: still running while its step goes on.
 
         Raises ConflictError when it has ended or is being undone.
         """
-        run, accepted = await self._context.stored(self._journal.request_cancel, run_id, by, self._clock.now())
+        run, accepted = await self._context.stored(self._journal.request_cancel, run_id, by, self._clock.now(), why)
         if not accepted:
             what = "is being undone" if run.status is RunStatus.UNDOING else f"has ended: {run.status.value}"
             raise ConflictError(f"run {run_id} {what}", run)

@@ -145,15 +145,25 @@ class Journal:
         incident_id: str | None = None,
         limit: int = 1000,
         since: float | None = None,
+        *,
+        incident_ids: Collection[str] | None = None,
+        before: tuple[Any, ...] | None = None,
     ) -> tuple[Run, ...]:
-        """Runs with their steps, newest first; those asked for from `since` on (Unix seconds)."""
+        """Runs with their steps, newest first; those asked for from `since` on (Unix seconds); `before`: those that
+        come after the one with this `created_at` and id."""
         wanted: list[sa.ColumnElement[bool]] = []
         if statuses is not None:
             wanted.append(runs.c.status.in_([status.value for status in statuses]))
         if incident_id is not None:
             wanted.append(runs.c.incident_id == incident_id)
+        if incident_ids is not None:
+            wanted.append(runs.c.incident_id.in_(incident_ids))
         if since is not None:
             wanted.append(runs.c.created_at >= since)
+        if before is not None:
+            created_at, run_id = before
+            same_time = (runs.c.created_at == created_at) & (runs.c.id < run_id)
+            wanted.append((runs.c.created_at < created_at) | same_time)
         with self._engine.begin() as connection:
             return tuple(select_runs(connection, *wanted, limit=limit))
 
@@ -334,18 +344,17 @@ class Journal:
             fields = {"error": error, **({"verification": verification} if verification else {})}
             return move_run(connection, run, RunStatus.UNDOING, now, **fields)
 
-    def request_cancel(self, run_id: str, by: str, now: float) -> Decision:
+    def request_cancel(self, run_id: str, by: str, now: float, why: str = "") -> Decision:
         """End a run that has not started, or ask a running one to stop before its next step."""
         with self._write("cancel_requested") as connection:
             run = get_run(connection, run_id)
             if run.status.is_terminal or run.status is RunStatus.UNDOING:
                 return Decision(run, False)
-            self._audit(connection, run, now, by, "cancel_requested", "")
+            self._audit(connection, run, now, by, "cancel_requested", why)
             fields: dict[str, Any] = {"cancelled_by": plain_text(by)}
             if run.status in (RunStatus.PROPOSED, RunStatus.APPROVED):
-                return Decision(
-                    move_run(connection, run, RunStatus.CANCELLED, now, error=f"cancelled by {by}", **fields), True
-                )
+                error = f"cancelled by {by}" + (f": {why}" if why else "")
+                return Decision(move_run(connection, run, RunStatus.CANCELLED, now, error=error, **fields), True)
             connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **fields))
             return Decision(get_run(connection, run_id), True)
 

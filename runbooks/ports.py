@@ -313,7 +313,7 @@ class Effects(Protocol):
         """Mute an alert of these labels for a time. One that was made with this key is not made again."""
         ...
 
-    async def notify(self, channel: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
+    async def notify(self, receiver: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
         """Tell a webhook of the settings; it may hear the same `key` twice."""
         ...
 

@@ -34,11 +34,12 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; others will read it.
 Override = Annotated[str, typer.Option("--override", help="Why to act although something is frozen; recorded.")]
 ASKED_HERE = "asked for on the command line"
 POLL_S = 0.25
+HEADS_ELSEWHERE = frozenset({"notify"})  # verbs beside which another file has commands: `notify test`
 
 
 def register(app: typer.Typer) -> None:
     """Add one command for each verb of the table, and `replace`, which is a page."""
-    heads = {verb.name.split()[0] for verb in VERBS.values() if " " in verb.name}
+    heads = {verb.name.split()[0] for verb in VERBS.values() if " " in verb.name} | HEADS_ELSEWHERE
     for verb in VERBS.values():
         *parents, name = verb.name.split()
         told: dict[str, Any] = {"help": verb.help, "epilog": f"Example: fleetctl {verb.example}"}

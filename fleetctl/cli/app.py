@@ -7,22 +7,19 @@ them talks at once.
 from __future__ import annotations
 
 import gc
-import os
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from fleetctl.cli import context
+from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, with_alias
 from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
-from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
     from fleetctl.wire import Problem
@@ -32,8 +29,9 @@ USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException" and issubclass(base, Exception)
 )
 
-GC_AFTER_OBJECTS = 50_000
-"""Importing makes many objects and no garbage: looking for some after each 700 is a tenth of a short command's time."""
+FIRST_GC_AFTER_OBJECTS, GC_AFTER_OBJECTS = 500_000, 50_000
+"""Importing makes many objects and no garbage: looking for some after each 700 is a tenth of a short command's time.
+Such a command ends before there are as many as the first says; what runs on looks as often as the second says."""
 
 HELP = """Operate a fleet of LLM serving nodes: see it, find the cause, act safely.
 
@@ -60,42 +58,13 @@ def build_for(words: Sequence[str]) -> typer.Typer:
     return _build_of(entry.modules, [other for other in COMMANDS if other != name])
 
 
-def first_word(words: Sequence[str]) -> str | None:
-    """The verb among the words: the first that is neither an option nor an option's value."""
-    place = _place_of_verb(words)
-    return None if place is None else words[place]
-
-
-def _place_of_verb(words: Sequence[str]) -> int | None:
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        place += 2 if words[place] in context.OPTIONS_WITH_VALUE else 1
-    return place if place < len(words) else None
-
-
-def with_alias(words: list[str]) -> list[str]:
-    """The words with an alias of the settings in place of what it stands for. Raises BadInputError.
-
-    Only for what is no command: reading the settings takes longer than all else.
-    """
-    place = _place_of_verb(words)
-    if place is None or words[place] in COMMANDS:
-        return words
-    given = dict(pairwise(words[: place + 1]))
-    config = given.get("--config") or next(
-        (word.partition("=")[2] for word in words[:place] if word.startswith("--config=")), None
-    )
-    aliases = context.Context(Path(config) if config else None).settings().aliases
-    meant = aliases.get(words[place])
-    if meant is None:
-        return words
-    try:
-        meant_words = shlex.split(meant)
-    except ValueError as error:
-        raise BadInputError(f"aliases.{words[place]}: {error}", remedy="fleetctl config show") from error
-    if first_word(meant_words) not in COMMANDS:
-        raise BadInputError(f"aliases.{words[place]}: {meant!r} has no command of fleetctl", remedy="fleetctl --help")
-    return [*words[:place], *meant_words, *words[place + 1 :]]
+def _for_completion(words: Sequence[str]) -> typer.Typer:
+    """As `build_for`; aliases stand beside the commands."""
+    app = build_for(words)
+    for name, meant in aliases_to_offer(words).items():
+        if name not in COMMANDS:
+            app.command(name, help=meant)(_stub)
+    return app
 
 
 def _build_of(modules: Sequence[str], stubs: Iterable[str]) -> typer.Typer:
@@ -148,8 +117,16 @@ def _stub() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    gc.set_threshold(GC_AFTER_OBJECTS)
+    gc.set_threshold(FIRST_GC_AFTER_OBJECTS)
+    gc.callbacks.append(_collect_more_often)
     sys.exit(run(argv))
+
+
+def _collect_more_often(phase: str, _: object) -> None:
+    """At the end of the first collection, and then no more."""
+    if phase == "stop":
+        gc.set_threshold(GC_AFTER_OBJECTS)
+        gc.callbacks.remove(_collect_more_often)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -160,8 +137,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     emitted.clear()
     try:
-        words = with_alias(words)
-        code = build_for(_words_to_complete() or words)(args=words, prog_name="fleetctl", standalone_mode=False)
+        completed = completed_words()
+        words = words if completed is not None else with_alias(words)
+        app = build_for(words) if completed is None else _for_completion(completed)
+        code = app(args=words, prog_name="fleetctl", standalone_mode=False)
     except FleetctlError as error:
         remedy = error.remedy or next_command(error.exit_code, first_word(words))
         return _told(_problem(error.message, remedy, error.exit_code), words)
@@ -188,21 +167,6 @@ def next_command(exit_code: int, verb: str | None) -> str:
             return "fleetctl events --since 10m"
         case _:
             return "fleetctl doctor"
-
-
-def _words_to_complete() -> list[str] | None:
-    """What stands on the line before the word that a shell asks about after TAB; None when none does.
-
-    bash says all words and which one it is; zsh and fish the line up to it.
-    """
-    if "_FLEETCTL_COMPLETE" not in os.environ:
-        return None
-    if "COMP_WORDS" in os.environ:
-        place = os.environ.get("COMP_CWORD", "")
-        return os.environ["COMP_WORDS"].split()[1 : int(place) if place.isdecimal() else 1]
-    line = os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    given = line.split()[1:]
-    return given if line.endswith(" ") else given[:-1]
 
 
 def asked_for_data(words: Sequence[str]) -> ListOutput | None:

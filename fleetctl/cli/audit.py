@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
         since: Annotated[str | None, typer.Option("--since", help="How far back, e.g. 24h; default: all.")] = None,
         who: Annotated[str | None, typer.Option("--who", help="Only what this one did.")] = None,
         target: Annotated[str | None, typer.Option("--target", help="A node, pool/NAME or a run's id.")] = None,
-        limit: Annotated[int, typer.Option("--limit", min=1, max=5000, help="At most so many, the newest.")] = 200,
+        limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 200,
         output: ListOutputOption = ListOutput.table,
     ) -> None:
         """List who changed what, when, why and with which outcome, the newest last."""

@@ -78,7 +78,9 @@ PANELS: Mapping[str, Mapping[str, Entry]] = {
             "freeze",
         ),
         "silence": _of("Mute alerts for a time, in Alertmanager or here.", "act", "silence"),
-        "notify": _of("Tell a channel of the settings (actions.channels), with run and incident.", "act"),
+        "notify": _of(
+            "Tell a receiver of the settings (notifications.receivers), with run and incident.", "act", "notify"
+        ),
         "ask": _of("Ask a person, and wait for the answer: runbook approve is yes, runbook deny is no.", "act"),
         "wait": _of("Wait until an expression holds for a while.", "act"),
         "exec": _of("Call an executable of the settings (actions.programs), without a shell.", "act"),
@@ -118,7 +120,9 @@ PANELS: Mapping[str, Mapping[str, Entry]] = {
     "Installation": {
         "up": _of("Start a fleet on this machine and wait until every node is ready.", "lifecycle"),
         "down": _of("Stop every process of this machine's fleet. State and incidents stay.", "lifecycle"),
-        "demo": _of("Start a fleet, slow one node down, and watch it being found, diagnosed and replaced.", "demo"),
+        "demo": _of(
+            "Start a fleet, slow one node down, and mend it: a guided tour on a terminal, by itself elsewhere.", "demo"
+        ),
         "doctor": _of(
             "Look at this installation and all that it reaches, and say how to mend what is wrong.", "doctor"
         ),

@@ -104,7 +104,7 @@ def _rows(ctx: typer.Context, kind: Kind) -> list[object]:
     async def read() -> list[object]:
         async with make_client(given.settings()) as client:
             async with asyncio.timeout(PATIENCE_S):
-                return list(await VIEWS[kind].read_all(client))
+                return list(await (VIEWS[kind].read_newest or VIEWS[kind].read_all)(client))
 
     try:
         return asyncio.run(read())

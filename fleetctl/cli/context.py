@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from fleetctl.kit.hidden_imports import hidden_imports
+
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
     from fleetctl.settings.tree import Settings
@@ -74,18 +76,24 @@ def gateway_url(settings: Settings) -> str:
     return recorded if isinstance(recorded, str) else settings.gateway.base_url
 
 
-def make_client(settings: Settings) -> ControllerClient:
-    """A client of the controller that the settings name."""
-    from fleetctl.client import ControllerClient
+def make_client(settings: Settings, *, reuses_lists: bool = False) -> ControllerClient:
+    """A client of the controller that the settings name. `reuses_lists`: see there."""
+    with hidden_imports("httpx._main"):  # its command line, with all that it draws with
+        from fleetctl.client import ControllerClient
 
-    return ControllerClient(controller_url(settings), settings.controller_token(), others=settings.controller.peers)
+    return ControllerClient(
+        controller_url(settings),
+        settings.controller_token(),
+        others=settings.controller.peers,
+        reuses_lists=reuses_lists,
+    )
 
 
-def call(work: Callable[[ControllerClient], Awaitable[T]]) -> T:
+def call(work: Callable[[ControllerClient], Awaitable[T]], *, reuses_lists: bool = False) -> T:
     """Run one conversation with the controller and close the connection."""
 
     async def converse() -> T:
-        async with make_client(current().settings()) as client:
+        async with make_client(current().settings(), reuses_lists=reuses_lists) as client:
             return await work(client)
 
     return asyncio.run(converse())

@@ -11,9 +11,9 @@ from fleetctl.cli import output as out
 from fleetctl.cli.completion import complete_name, complete_one_kind
 from fleetctl.cli.context import call
 from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
+from fleetctl.cli.evidence_table import print_evidence
 from fleetctl.cli.kinds import (
     ABILITY_COLUMNS,
-    EVIDENCE_COLUMNS,
     RECEIPT_LINE_COLUMNS,
     STEP_COLUMNS,
     VIEWS,
@@ -35,6 +35,7 @@ from fleetctl.cli.output import (
     ratio,
     seconds,
 )
+from fleetctl.cli.record_columns import NOTIFICATION_COLUMNS
 from fleetctl.cli.rollout_words import show_rollout
 from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, money, percent, rate, value
 from fleetctl.kit.errors import BadInputError
@@ -290,8 +291,8 @@ def deep_check_words(check: DeepCheck) -> str:
     return f"{check.result}{age}" + (f": {check.detail}" if check.detail else "")
 
 
-def describe_incident(incident: Incident) -> None:
-    """The whole story of an incident, as a person reads it."""
+def describe_incident(incident: Incident, output: Output = Output.table) -> None:
+    """The whole story of an incident, as a person reads it; with `wide`, also what nothing was read of."""
     diagnosis, imported = incident.diagnosis, bool(incident.imported_from)
     print_fields(
         f"{incident.id}: {incident.title}",
@@ -319,6 +320,7 @@ def describe_incident(incident: Incident) -> None:
             ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
             ("post-mortem", incident.postmortem or ""),
             ("black box", incident.blackbox or ""),
+            ("dashboard", incident.dashboard),
         ],
     )
     if incident.alerts:
@@ -326,7 +328,10 @@ def describe_incident(incident: Incident) -> None:
         print_rows(incident.alerts, VIEWS[Kind.alerts].columns, Output.table, empty="")
     if diagnosis and diagnosis.evidence:
         out.stdout().print("\nEvidence")
-        print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, Output.table, empty="")
+        print_evidence(diagnosis.evidence, output)
+    if incident.notifications:
+        out.stdout().print("\nTold")
+        print_rows(incident.notifications, NOTIFICATION_COLUMNS, Output.table, empty="")
     if incident.runs:
         out.stdout().print("\nRuns")
         print_rows(incident.runs, VIEWS[Kind.runs].columns, Output.table, empty="")

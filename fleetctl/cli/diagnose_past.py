@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetctl.cli import output as out
 from fleetctl.cli.context import current
 from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
-from fleetctl.cli.kinds import EVIDENCE_COLUMNS
-from fleetctl.cli.output import DATA, Output, print_data, print_fields, print_rows
+from fleetctl.cli.evidence_table import print_evidence
+from fleetctl.cli.output import DATA, Output, print_data, print_fields
 from fleetctl.cli.past_series import duration_s, moment, prometheus_rows, recorded_store, server_of
 from fleetctl.kit.errors import BadInputError, UnreachableError
 from fleetctl.wire import Diagnosis
@@ -45,7 +45,7 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
     """Prints the verdicts. The exit code: 0 a cause is named, 1 nothing is wrong, 4 not known."""
     from alerts.history.recording import wanted_names
     from diagnostics.other_days import against_other_days
-    from diagnostics.past import Past, rows_of_store
+    from diagnostics.past import Past, asked_of, rows_of_store
     from fleetctl.controller.content.load import load_content
 
     if bool(options.prometheus) == bool(options.recording):
@@ -54,6 +54,7 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
     rules = _rules(options.labels)
     content = load_content(current().settings().content)
     groups = list(content.groups)
+    needed = [*groups, asked_of(content.knowledge)]
     began = time.monotonic()
     if options.prometheus:
         server = server_of(
@@ -64,9 +65,9 @@ def diagnose_past(options: PastOptions, scope: Mapping[str, str], output: Output
         def read(asked: Sequence[RuleGroup], start: float, end: float) -> list[RangeSeries]:
             return prometheus_rows(server, list(asked), start, end, options.only)
 
-        past = Past(read(groups, at - last_s - ONSET_SPARE_S, at), rules)
+        past = Past(read(needed, at - last_s - ONSET_SPARE_S, at), rules)
     else:
-        store, _, end = recorded_store(options.recording, groups)
+        store, _, end = recorded_store(options.recording, needed)
         at = _at(options.at, end)
 
         def read(asked: Sequence[RuleGroup], start: float, end: float) -> list[RangeSeries]:
@@ -117,7 +118,7 @@ def print_diagnosis(diagnosis: Diagnosis, output: Output) -> None:
             ("not known", _counted(diagnosis)),
         ],
     )
-    print_rows(diagnosis.evidence, EVIDENCE_COLUMNS, output, empty="no question could be asked")
+    print_evidence(diagnosis.evidence, output)
 
 
 def _as_data(said: object) -> dict[str, object]:

@@ -128,6 +128,13 @@ def _usual(fault: DrillFault) -> str:
     return ",".join(fault.usual) if isinstance(fault.usual, tuple) else f"{fault.usual:g}"
 
 
+def _worded(name: str, value: Any) -> str:
+    """A fault that is on, as it is typed: `kv-leak 4`, `metrics-nan vllm:`, `hung-core`."""
+    if value is True:
+        return name
+    return f"{name} {','.join(map(str, value))}" if isinstance(value, list) else f"{name} {value:g}"
+
+
 def _change(node: str, faults: Mapping[str, Any] | None) -> dict[str, Any]:
     from fleetctl.node_faults import change_faults_at
 
@@ -140,8 +147,8 @@ def _show(node: str, on: Mapping[str, Any], output: Output) -> None:
     if output in DATA:
         print_data({"node": node, "faults": dict(on)}, output)
         return
-    names = {fault.key: name for name, fault in FAULTS.items()}
-    told = ", ".join(f"{names.get(key, key)} {value}".removesuffix(" True") for key, value in on.items())
+    told = ", ".join(_worded(name, on[fault.key]) for name, fault in FAULTS.items() if fault.key in on)
     stdout().print(f"{node}: {told or 'no fault is on'}", markup=False)
     if on:
+        stdout().print("  to see it found: fleetctl top", markup=False)
         stdout().print(f"  to mend it: fleetctl drill clear all {node}", markup=False)

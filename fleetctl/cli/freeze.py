@@ -8,7 +8,7 @@ import typer
 
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import VIEWS, Kind, freeze_words
+from fleetctl.cli.kinds import NEWEST, VIEWS, Kind, freeze_words
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
 from fleetctl.wire import FreezeRequest, Run
 
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
             print_data(made.model_dump(mode="json"), output)
             return
         stdout().print(f"{made.id}: {freeze_words(made)}", markup=False)
-        for run in call(lambda client: client.runs()):
+        for run in call(lambda client: client.runs(limit=NEWEST)):
             if _is_under_way(run):
                 stdout().print(
                     f"  {run.id} is under way and goes on: {run.title}; to stop it: fleetctl runbook cancel {run.id}",

@@ -7,7 +7,8 @@ import difflib
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from fleetctl.cli.completion import complete_kind, complete_label, complete_name, complete_sort_key
 from fleetctl.cli.context import call
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import VIEWS, Kind, KindView, failure_view, kind_of
+from fleetctl.cli.kinds import VIEWS, Kind, KindView, event_filters, failure_view, kind_of
 from fleetctl.cli.output import (
     DATA,
     Column,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
 
 WATCH_EVERY_S = 1.0
+MAX_EVENTS = 100_000  # since a time
 
 KindName = Annotated[
     str,
@@ -100,7 +102,7 @@ def register(app: typer.Typer) -> None:
         view = _view_of(found, by, since)
         listing = Listing(found, tuple(names or ()), parse_selector(selectors or ()), sort_by, reverse, show_all, view)
         if watch:
-            call(lambda client: _watch(client, listing, output))
+            call(lambda client: _watch(client, listing, output), reuses_lists=True)
         else:
             print_listing(listing, output)
 
@@ -132,6 +134,11 @@ def since_view(kind: Kind, from_at: float) -> KindView:
         assert view.read_where is not None
         return lately(await view.read_where(client, where))
 
+    async def events(client: ControllerClient, where: Mapping[str, str]) -> Sequence[BaseModel]:
+        return lately(await client.newest_events(MAX_EVENTS, since=from_at, **event_filters(where)))
+
+    if kind is Kind.events:  # of which the newest are listed otherwise
+        return replace(view, read_where=events)
     return replace(view, read_all=read_all, read_where=None if view.read_where is None else read_where)
 
 
@@ -171,11 +178,30 @@ class Listing:
         self._is_reversed = is_reversed
         self._with_unusual = with_unusual
 
-    async def read(self, client: ControllerClient) -> tuple[list[BaseModel], BadInputError | None]:
-        """The rows, and what is wrong with a name that there isn't."""
+    async def read(
+        self, client: ControllerClient, *, is_again: bool = False
+    ) -> tuple[list[BaseModel], BadInputError | None]:
+        """The rows, and what is wrong with a name that there isn't. `is_again`: of many, the newest are enough."""
         where = {one.key: one.value for one in self._selector if one.value and not one.is_negated}
-        reading = self.view.read_where(client, where) if self.view.read_where else self.view.read_all(client)
-        rows = list(await reading)
+        read_all = (is_again and self.view.read_newest) or self.view.read_all
+        reading = self.view.read_where(client, where) if self.view.read_where else read_all(client)
+        return self._chosen(list(await reading))
+
+    async def turns(self, client: ControllerClient) -> AsyncGenerator[list[BaseModel], None]:
+        """The rows over and over: as the controller tells that they changed, or else read each time."""
+        if self.view.follow is not None:
+            try:
+                async with aclosing(self.view.follow(client)) as told:
+                    async for rows in told:
+                        yield self._chosen(list(rows))[0]
+                return
+            except BadInputError:  # an older controller, which tells lists alone
+                pass
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            yield (await self.read(client, is_again=True))[0]
+
+    def _chosen(self, rows: list[BaseModel]) -> tuple[list[BaseModel], BadInputError | None]:
         missing = None
         if self._names:
             by_name: dict[str, list[BaseModel]] = {}
@@ -235,16 +261,15 @@ async def _watch(client: ControllerClient, listing: Listing, output: ListOutput)
     changes.print(rows)
     is_away = False
     while True:
-        await asyncio.sleep(WATCH_EVERY_S)
         try:
-            rows, _ = await listing.read(client)
+            async for rows in listing.turns(client):
+                is_away = False
+                changes.print(rows)
         except UnreachableError as error:
             if not is_away:
                 stderr().print(f"{error.message}; waiting for it", markup=False)
             is_away = True
-            continue
-        is_away = False
-        changes.print(rows)
+        await asyncio.sleep(WATCH_EVERY_S)
 
 
 class Changes:

@@ -40,6 +40,9 @@ IncidentId = Annotated[
 ]
 
 
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write it there as one HTML page with charts.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(help="Incidents: evidence, actions, timeline, post-mortem.", no_args_is_help=True)
@@ -52,28 +55,28 @@ def register(app: typer.Typer) -> None:
         print_rows(call(lambda c: c.incidents()), view.columns, output, empty=view.empty)
 
     @group.command("show")
-    def show(incident_id: IncidentId, output: OutputOption = Output.table) -> None:
-        """Show an incident: cause, evidence, runs, timeline."""
+    def show(incident_id: IncidentId, html: HtmlOption = None, output: OutputOption = Output.table) -> None:
+        """Show an incident: cause, evidence, runs, timeline; or write it all as a page to share."""
+        if html is not None:
+            _write_page(incident_id, html)
+            return
         incident = call(lambda c: c.incident(incident_id))
         if output in DATA:
             print_data(incident.model_dump(mode="json"), output)
         else:
-            describe_incident(incident)
+            describe_incident(incident, output)
 
     _register_words(group)
 
     @group.command("postmortem")
     def postmortem(
         incident_id: IncidentId,
-        html: Annotated[
-            Path | None, typer.Option("--html", help="Write it there as one HTML page with charts.")
-        ] = None,
+        html: HtmlOption = None,
         output: OutputOption = Output.table,
     ) -> None:
         """Print the post-mortem that the timeline wrote, as Markdown; of an open incident what is known so far."""
         if html is not None:
-            write_file(html, call(lambda c: c.postmortem(incident_id, "html")).encode())
-            stdout().print(str(html), markup=False)
+            _write_page(incident_id, html)
             return
         text = call(lambda c: c.postmortem(incident_id))
         if output in DATA:
@@ -110,6 +113,12 @@ def register(app: typer.Typer) -> None:
             print_data(incident.model_dump(mode="json"), output)
         else:
             stdout().print(f"{incident.id}: {incident.title}; fleetctl incident show {incident.id}", markup=False)
+
+
+def _write_page(incident_id: str, path: Path) -> None:
+    """One HTML page that needs nothing from anywhere. Raises BadInputError naming the path."""
+    write_file(path, call(lambda c: c.postmortem(incident_id, "html")).encode())
+    stdout().print(str(path), markup=False)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -6,7 +6,8 @@ import datetime as dt
 import difflib
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,13 @@ from pydantic import BaseModel
 from fleetctl.cli.failure_columns import FAILURE_COLUMNS, FAILURE_GROUP_COLUMNS, failure_labels
 from fleetctl.cli.moment import ago, clock, whole_seconds
 from fleetctl.cli.output import Column, count, number, ratio, seconds
-from fleetctl.cli.record_columns import ROLLOUT_COLUMNS, SILENCE_COLUMNS, TOKEN_COLUMNS, token_state
+from fleetctl.cli.record_columns import (
+    NOTIFICATION_COLUMNS,
+    ROLLOUT_COLUMNS,
+    SILENCE_COLUMNS,
+    TOKEN_COLUMNS,
+    token_state,
+)
 from fleetctl.cli.signal_columns import (
     GPU_COLUMNS,
     HIT,
@@ -32,6 +39,7 @@ from fleetctl.kit.errors import BadInputError
 from fleetctl.providers.spec import words_from_options
 from fleetctl.traffic_rule import TrafficRule
 from fleetctl.wire import (
+    NONE_ON_RECORD_S,
     Alert,
     DrainReceipt,
     Evidence,
@@ -45,6 +53,7 @@ from fleetctl.wire import (
     Node,
     NodeGroup,
     NodePhase,
+    Notification,
     Pool,
     Revision,
     Rollout,
@@ -59,6 +68,9 @@ from fleetctl.wire import (
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient
+
+
+NEWEST = 1000  # rows of a kind that may have very many, where not all of them are asked for
 
 
 class Kind(StrEnum):
@@ -84,6 +96,7 @@ class Kind(StrEnum):
     rollouts = "rollouts"
     silences = "silences"
     tokens = "tokens"
+    notifications = "notifications"
 
     @property
     def singular(self) -> str:
@@ -110,6 +123,10 @@ class KindView:
     identity: Callable[[Any], object] | None = None  # tells rows of one name apart
     read_where: Callable[[ControllerClient, Mapping[str, str]], Awaitable[Sequence[BaseModel]]] | None = None
     """As `read_all`, of rows with these labels only: where there are more rows than one answer has."""
+    read_newest: Callable[[ControllerClient], Awaitable[Sequence[BaseModel]]] | None = None
+    """As `read_all`, of the newest rows only: what is read again and again where there may be very many."""
+    follow: Callable[[ControllerClient], AsyncGenerator[Sequence[BaseModel], None]] | None = None
+    """All rows, and again each time that one of them changed: where the controller tells so."""
     at: Callable[[Any], float | None] | None = None  # when a row happened, or last did: what `--since` looks at
 
     def key_of(self, row: BaseModel) -> object:
@@ -190,6 +207,10 @@ def _evidence_value(evidence: Evidence) -> str:
             return f"{value * 100:.0f} points"
         case "seconds":
             return seconds(value)
+        case "before_onset":
+            if value >= NONE_ON_RECORD_S:
+                return "none on record"
+            return f"{seconds(abs(value))} {'before' if value > 0 else 'after'} it began"
         case "times":
             return f"{value:.3g}×"
         case "per_second":
@@ -455,6 +476,16 @@ def _grouped(by: GroupBy, *, kind: str) -> KindView:
     )
 
 
+def event_filters(where: Mapping[str, str]) -> dict[str, Any]:
+    """What the controller is asked for, of labels that a selector asks for."""
+    return {
+        "kind": where.get("event"),
+        "node": where.get("node"),
+        "incident_id": where.get("incident"),
+        "run_id": where.get("run"),
+    }
+
+
 def failure_view(by: FailuresBy | None, since: float | None) -> KindView:
     """Failures since then, one by one or counted by something."""
     view = VIEWS[Kind.failures]
@@ -470,7 +501,17 @@ def failure_view(by: FailuresBy | None, since: float | None) -> KindView:
 
 
 async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
-    return sorted(await client.nodes(), key=lambda node: node.phase is NodePhase.STOPPED)
+    return sorted(await client.nodes(), key=_is_stopped)
+
+
+async def _nodes_as_they_change(client: ControllerClient) -> AsyncGenerator[Sequence[BaseModel], None]:
+    async with aclosing(client.follow_nodes()) as told:
+        async for known in told:
+            yield sorted((known.nodes[name] for name in sorted(known.nodes)), key=_is_stopped)
+
+
+def _is_stopped(node: Any) -> bool:
+    return bool(node.phase is NodePhase.STOPPED)
 
 
 VIEWS: Mapping[Kind, KindView] = {
@@ -490,6 +531,7 @@ VIEWS: Mapping[Kind, KindView] = {
         },
         read_all=_nodes_at_work_first,
         read_one=lambda client, name: client.node(name),
+        follow=_nodes_as_they_change,
     ),
     Kind.pools: KindView(
         POOL_COLUMNS,
@@ -587,6 +629,7 @@ VIEWS: Mapping[Kind, KindView] = {
             "alert": [alert.name for alert in i.alerts],
         },
         read_all=lambda client: client.incidents(),
+        read_newest=lambda client: client.incidents(limit=NEWEST),
         read_one=lambda client, name: client.incident(name),
         has_open_labels=True,
         at=lambda i: max(i.opened_at, i.resolved_at or 0.0),
@@ -604,6 +647,7 @@ VIEWS: Mapping[Kind, KindView] = {
             "dry_run": "yes" if r.dry_run else "no",
         },
         read_all=lambda client: client.runs(),
+        read_newest=lambda client: client.runs(limit=NEWEST),
         read_one=lambda client, name: client.get_run(name),
         is_usual=lambda r: not r.dry_run,
         at=lambda r: r.created_at,
@@ -627,12 +671,7 @@ VIEWS: Mapping[Kind, KindView] = {
             "run": e.run_id or "",
         },
         read_all=lambda client: client.newest_events(),
-        read_where=lambda client, where: client.newest_events(
-            kind=where.get("event"),
-            node=where.get("node"),
-            incident_id=where.get("incident"),
-            run_id=where.get("run"),
-        ),
+        read_where=lambda client, where: client.newest_events(**event_filters(where)),
         at=lambda e: e.at,
     ),
     Kind.traffic_rules: KindView(
@@ -697,6 +736,23 @@ VIEWS: Mapping[Kind, KindView] = {
         identity=lambda t: (t.name, t.id),
         at=lambda t: t.created_at,
     ),
+    Kind.notifications: KindView(
+        NOTIFICATION_COLUMNS,
+        "nobody was told of anything: see notifications.receivers and fleetctl notify list",
+        name=lambda n: n.id,
+        labels=lambda n: {
+            "id": n.id,
+            "receiver": n.receiver,
+            "incident": n.incident_id or "",
+            "state": n.state.value,
+            "kind": n.kind,
+            "thread": n.thread,
+        },
+        read_all=lambda client: client.notifications(),
+        read_one=lambda client, name: client.notification(name),
+        read_where=lambda client, where: client.notifications(where.get("incident")),
+        at=lambda n: n.ended_at or n.created_at,
+    ),
     Kind.freezes: KindView(
         FREEZE_COLUMNS,
         "nothing is frozen",
@@ -738,6 +794,7 @@ MODELS: Mapping[Kind, type[BaseModel]] = {
     Kind.rollouts: Rollout,
     Kind.silences: Silence,
     Kind.tokens: TokenInfo,
+    Kind.notifications: Notification,
 }
 """What one of them is in JSON."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a terminal is closed
 
 Nodes = Annotated[int | None, setting_option("fleet.nodes", "--nodes")]
 ModelDir = Annotated[Path | None, setting_option("fleet.model_dir", "--model-dir")]
@@ -99,7 +100,7 @@ def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:
 
 
 async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; SIGINT and SIGTERM cancel it once, and it cleans up before KeyboardInterrupt is raised."""
+    """Await `work`; SIGINT, SIGTERM and SIGHUP cancel it once, and it cleans up before KeyboardInterrupt is raised."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     interrupted = False
@@ -110,7 +111,9 @@ async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
             interrupted = True
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Who ignores SIGHUP (nohup) wants to outlive the terminal.
+    heard = [one for one in ENDING if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    for number in heard:
         loop.add_signal_handler(number, stop)
     try:
         return await task
@@ -119,5 +122,5 @@ async def cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
             raise KeyboardInterrupt from None
         raise
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heard:
             loop.remove_signal_handler(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import Iterable
@@ -93,7 +94,7 @@ def register(app: typer.Typer) -> None:
         )
         how = f"trace {trace}" if trace is not None else f"{rate or 4.0:g}/s"
         stderr().print(f"{target}, model {served}: {how}, {shape}, for {lasts}; Ctrl-C ends it", markup=False)
-        report = asyncio.run(_run(settings, shaped(shapes, shape, lasts_s=lasts_s, seed=seed), output))
+        report = asyncio.run(_run(settings, shaped(shapes, shape, lasts_s=lasts_s, seed=seed), output, lasts_s))
         _print_end(report, output)
 
 
@@ -169,7 +170,7 @@ async def _calibrated(url: str, model: str, key: str | None, *, is_exact: bool) 
     return await _calibrated(url, model, key, is_exact=False)
 
 
-async def _run(settings: LoadSettings, shapes: Iterable[RequestShape], output: Output) -> Report:
+async def _run(settings: LoadSettings, shapes: Iterable[RequestShape], output: Output, lasts_s: float) -> Report:
     """Send until the shapes end or Ctrl-C is pressed; a second Ctrl-C hangs up on what is in flight."""
     from fleetctl.load.client import LoadRun
 
@@ -184,7 +185,7 @@ async def _run(settings: LoadSettings, shapes: Iterable[RequestShape], output: O
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
-    telling = asyncio.ensure_future(_tell(run, stop, output))
+    telling = asyncio.ensure_future(_tell(run, stop, output, lasts_s))
     try:
         await asyncio.wait({sending})
         return run.report()
@@ -195,18 +196,27 @@ async def _run(settings: LoadSettings, shapes: Iterable[RequestShape], output: O
             loop.remove_signal_handler(number)
 
 
-async def _tell(run: LoadRun, stop: asyncio.Event, output: Output) -> None:
+async def _tell(run: LoadRun, stop: asyncio.Event, output: Output, lasts_s: float) -> None:
     """The numbers as they come: a table that stays in its place on a terminal, else a line now and then."""
     if output in DATA or not sys.stderr.isatty():
         while True:
             await asyncio.sleep(TOLD_EVERY_S)
             stderr().print(_line(run.report()), markup=False)
     from rich.live import Live
+    from rich.table import Table
 
-    with Live(console=stderr(), transient=True, refresh_per_second=4) as live:
+    from fleetctl.tui.held_logs import held_logs
+
+    # Each request that went wrong is logged, which would tear the table; the end counts them by reason.
+    with held_logs(logging.ERROR), Live(console=stderr(), transient=True, refresh_per_second=4) as live:
         while True:
-            text = "\n".join(f"{name:<12} {value}" for name, value in _rows(run.report()))
-            live.update(text + ("\nwaiting for what is in flight; Ctrl-C again hangs up" if stop.is_set() else ""))
+            report = run.report()
+            table = Table.grid(padding=(0, 2, 0, 0))
+            for name, value in (("for", f"{seconds(report.duration_s)} of {lasts_s:.0f}s"), *_rows(report)[1:]):
+                table.add_row(name, value)
+            if stop.is_set():
+                table.add_row("", "waiting for what is in flight; Ctrl-C again hangs up")
+            live.update(table)
             await asyncio.sleep(DRAWN_EVERY_S)
 
 
@@ -249,6 +259,9 @@ def _print_end(report: Report, output: Output) -> None:
             stdout().print(f"  {count} ended with {reason.replace('_', ' ')}", markup=False)
     wrong = report.lost + report.duplicated
     if wrong:
-        raise FleetctlError(
-            f"{wrong} of {report.sent} requests got no right answer", remedy="fleetctl get incidents; fleetctl events"
-        )
+        remedy = "fleetctl get incidents; fleetctl events"
+        if report.reasons.get("http_400"):
+            remedy = "the server takes no such requests: perhaps they are too long, see --max-prompt-tokens"
+        raise FleetctlError(f"{wrong} of {report.sent} requests got no right answer", remedy=remedy)
+    if not report.sent and not report.held_back:
+        raise FleetctlError("no request of this traffic came in that time", remedy="a higher --rate, or a longer --for")

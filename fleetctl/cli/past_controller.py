@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +16,7 @@ from fleetctl.kit.errors import BadInputError, RefusedError
 
 if TYPE_CHECKING:
     from diagnostics.blackbox import BlackBox
+    from fleetctl.told_node import KnownNodes
 
 STALE_AFTER_S = 15.0
 PHASE = "fleet_node_phase"
@@ -102,6 +103,10 @@ class PastController:
         """Not recorded."""
         return wire.HeldRequests(unknown=f"{UNRECORDED} what {name} held")
 
+    async def node_kv(self, name: str) -> wire.KvBlocks:
+        """Not recorded."""
+        return wire.KvBlocks(unknown=f"{UNRECORDED} what the KV cache of {name} was used for")
+
     async def pools(self) -> list[wire.Pool]:
         """Pools of those nodes; what was wanted of them is not recorded."""
         nodes = [node for node in self._nodes() if node.phase is not wire.NodePhase.STOPPED]
@@ -122,7 +127,7 @@ class PastController:
         """Rules of then are not recorded."""
         raise BadInputError(f"{UNRECORDED} by which rule {fingerprint} was judged")
 
-    async def incidents(self, status: str | None = None) -> list[wire.Incident]:
+    async def incidents(self, status: str | None = None, limit: int | None = None) -> list[wire.Incident]:
         """The one of the file, once it had opened."""
         return [one.model_copy(update={"timeline": [], "diagnosis": None}) for one in self._incidents()]
 
@@ -153,7 +158,7 @@ class PastController:
         """Pages of then are not recorded."""
         raise BadInputError(f"{UNRECORDED} what the page {name} said then")
 
-    async def runs(self, incident_id: str | None = None) -> list[wire.Run]:
+    async def runs(self, incident_id: str | None = None, limit: int | None = None) -> list[wire.Run]:
         """Those of the incident and its place, as they stood."""
         return list(self._runs())
 
@@ -188,6 +193,13 @@ class PastController:
     async def newest_events(self, limit: int = 1000) -> list[wire.TimelineEntry]:
         """Up to that moment, of the incident and around it."""
         return self._events()[-limit:]
+
+    async def follow_nodes(self, known: KnownNodes | None = None) -> AsyncGenerator[KnownNodes, None]:
+        """They are read: of a recording each moment is another. Raises BadInputError."""
+        nothing: tuple[KnownNodes, ...] = ()
+        for one in nothing:
+            yield one
+        raise BadInputError("a recording does not tell what changes")
 
     async def follow_events(self, after: int | None = None) -> AsyncIterator[wire.TimelineEntry]:
         """None by themselves: the slider has everything read anew."""

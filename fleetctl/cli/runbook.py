@@ -88,7 +88,11 @@ def register(app: typer.Typer) -> None:
 
     @group.command("approve")
     def approve(
-        run_id: RunId, comment: Comment = "", override: Override = "", output: OutputOption = Output.table
+        run_id: RunId,
+        comment: Comment = "",
+        override: Override = "",
+        yes: Annotated[bool, typer.Option("--yes", help="It asks nothing: taken as where others ask.")] = False,
+        output: OutputOption = Output.table,
     ) -> None:
         """Approve a proposed run, or answer yes to its question, and watch it to its end."""
         answer = ApprovalRequest(decision="approve", by=whoami(), comment=comment, override=override[:2000])

@@ -101,4 +101,4 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
         return
     settings = current().settings()
     kept = settings.state_dir / "cockpit-bookmarks.json"
-    asyncio.run(run_cockpit(lambda: make_client(settings), theme=name, bookmarks=kept))
+    asyncio.run(run_cockpit(lambda: make_client(settings, reuses_lists=True), theme=name, bookmarks=kept))

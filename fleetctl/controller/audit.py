@@ -84,13 +84,21 @@ class Audit:
         await self._appends.add(facts)
 
     async def read(
-        self, *, since: float | None = None, who: str | None = None, target: str | None = None, limit: int = 200
+        self,
+        *,
+        since: float | None = None,
+        who: str | None = None,
+        target: str | None = None,
+        limit: int = 200,
+        before: tuple[Any, ...] | None = None,
     ) -> list[AuditRow]:
-        """The newest rows that fit, oldest first.
+        """The newest rows that fit, oldest first; `before`: a row's number, and only what is older.
 
         `who` did it, or is said to have; `target` is one of a row's targets, or its run's id.
         """
         query = sa.select(audit).order_by(audit.c.seq.desc()).limit(limit)
+        if before is not None:
+            query = query.where(audit.c.seq < before[0])
         if since is not None:
             query = query.where(audit.c.at >= since)
         if who is not None:

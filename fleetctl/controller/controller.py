@@ -13,8 +13,11 @@ import httpx
 import structlog
 
 from alerts.series.store import SeriesStore
+from diagnostics.incident import Incident
+from diagnostics.postmortem import began_at
 from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
+from fleetctl.controller.alertmanager.external_scope import places_of
 from fleetctl.controller.alertmanager_link import (
     AlertmanagerInbound,
     alertmanager_loops,
@@ -36,13 +39,16 @@ from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
+from fleetctl.controller.incidents.impact import impact_of
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_handling import IncidentHandling
 from fleetctl.controller.incidents.incident_import import IncidentImport
 from fleetctl.controller.incidents.incident_report import IncidentReports
+from fleetctl.controller.incidents.incident_store import get_incident
 from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
+from fleetctl.controller.incidents.views import no_remedy, record_of
 from fleetctl.controller.leadership import Leadership, Lease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
@@ -68,6 +74,9 @@ from fleetctl.controller.nodes.pod_nodes import PodNodes
 from fleetctl.controller.nodes.pools import Pools
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
+from fleetctl.controller.notifications.courier import Courier
+from fleetctl.controller.notifications.incident_notice import impact_words
+from fleetctl.controller.notifications.notifications import IncidentSource, Notifications
 from fleetctl.controller.receipts.receipts import Receipts
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.evidence import EvidenceReader
@@ -109,8 +118,10 @@ from runbooks.run import ACTIVE, Run
 
 log = structlog.get_logger()
 
+IMPACT_LEAD_S = 300.0  # of the series, before an incident began: what was usual
 AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
+NOTIFICATIONS_TURN_S = 1.0  # between two looks at who is to be told what, and what is to be sent
 DEEP_CHECK_TURN_S = 1.0  # between two looks at whose deep check is due
 FAILURES_TURN_S = 2.0  # between two looks at what fails
 RATIOS_TURN_S = 300.0  # between two counts of thirty days, which take a second for a thousand nodes
@@ -186,6 +197,7 @@ class Controller:
     reports: IncidentReports
     imports: IncidentImport
     inquiry: Inquiry
+    notifications: Notifications
     loops: Loops
     lease: Lease
     leadership: LeadershipView
@@ -302,6 +314,7 @@ async def open_controller(
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
         engine = EngineCalls(records.database, provider, client)
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
+        courier = Courier(http, clock)
         freezes = await Freezes.opened(records)
         rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
         pod_rollouts = PodRollouts(kubernetes.get(KUBERNETES), rollouts.facts, rollouts.order, records.lease.require)
@@ -321,7 +334,7 @@ async def open_controller(
             records,
             rules.store,
             engine=engine,
-            outreach=Outreach(settings.actions, http, inbound.silences),
+            outreach=Outreach(settings.actions, settings.notifications, courier, inbound.silences),
             evidence=Evidence(settings.incidents_dir, providers, engine, clock),
         )
         lookup = FleetLookup(
@@ -406,6 +419,15 @@ async def open_controller(
         reports = IncidentReports(journal, rules.store, content, records, settings.incidents, settings.incidents_dir)
         closing = Closing(executor, journal, book, reports, records, settings.incidents)
         every_s = settings.controller.evaluation_interval_s
+        notifications = await Notifications.opened(
+            records,
+            settings.notifications,
+            settings.links,
+            settings.controller.base_url,
+            courier,
+            _incident_source(records, book, journal, fleet, content, rules.store),
+        )
+        stack.push_async_callback(notifications.stop)
 
         async def observe_gateways() -> None:
             await gateways.observe_gateways()
@@ -437,6 +459,8 @@ async def open_controller(
             Loop("diagnosis", every_s, diagnosing.diagnose_incidents),
             Loop("remediation", every_s, remediation.propose_runbooks),
             Loop("closing", every_s, closing.close_incidents),
+            Loop("notifications", NOTIFICATIONS_TURN_S, notifications.plan),
+            Loop("notifying", NOTIFICATIONS_TURN_S, notifications.send),
             Loop("audit", VERIFY_EVERY_S, records.audit.verify_in_turn),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
             *alertmanager_loops(config, inbound, sender, _may_speak(records)),
@@ -495,6 +519,7 @@ async def open_controller(
             imports=IncidentImport(reports, book, records),
             handling=IncidentHandling(book, content, inbound.silences, records),
             inquiry=Inquiry(content, rules.store, fleet, alerting.alerts, clock),
+            notifications=notifications,
             loops=loops,
             lease=records.lease,
             leadership=view,
@@ -549,6 +574,39 @@ async def _open_changes(records: Records) -> Changes:
 def _may_speak(records: Records) -> Callable[[], bool]:
     """Whether alerts may be sent: not by one that was stopped and is about to learn that another one leads."""
     return lambda: records.lease.is_valid or bool(records.database.storage_error)
+
+
+def _incident_source(
+    records: Records,
+    book: IncidentBook,
+    journal: Journal,
+    fleet: Fleet,
+    content: ContentStore,
+    store: SeriesStore,
+) -> IncidentSource:
+    """What notifications ask of incidents."""
+
+    async def stored(incident_id: str) -> Incident | None:
+        found = await records.database.read(lambda c: get_incident(c, incident_id))
+        return None if found is None else found.incident
+
+    async def runs_of(incident_id: str) -> tuple[Run, ...]:
+        return await records.database.call(lambda: journal.list(incident_id=incident_id))
+
+    def impact(incident: Incident, runs: tuple[Run, ...]) -> str:
+        until = incident.resolved_at or records.clock.now()
+        record = record_of(incident, runs, ())
+        since = min(began_at(record), incident.opened_at) - IMPACT_LEAD_S
+        return impact_words(impact_of(record, store, since, until))
+
+    return IncidentSource(
+        recent=book.recent,
+        stored=stored,
+        runs_of=runs_of,
+        places_of=lambda node: places_of(fleet.nodes[node]) if node in fleet.nodes else {},
+        impact=impact,
+        by_hand=lambda incident, runs: no_remedy(incident, content.current, runs),
+    )
 
 
 def open_journal(database: Database) -> Journal:

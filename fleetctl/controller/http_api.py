@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from alerts.promql import evaluate
 from fleetctl import wire
 from fleetctl.controller.access.gate import TokenGate, identity_of
+from fleetctl.controller.access.rate_limits import RateLimits
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.event_feed import MEDIA_TYPE, feed
@@ -33,18 +34,20 @@ from fleetctl.controller.http_edge import (
     bool_param,
     float_param,
     guarded,
+    http_exception_handler,
     int_param,
     note,
-    on_http_exception,
     read_body,
     read_route,
     receive_file,
     wait_param,
     whole_number,
 )
+from fleetctl.controller.http_pages import MAX_PAGE, PageAsked, listed, page_of
 from fleetctl.controller.incidents.incident_charts import charts_view
 from fleetctl.controller.incidents.incident_report import PageForm
-from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents
+from fleetctl.controller.incidents.incident_store import MAX_LIST as MAX_INCIDENTS
+from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, list_incidents, unknown_of
 from fleetctl.controller.incidents.remediation import given_names, new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import (
     alert_view,
@@ -61,6 +64,7 @@ from fleetctl.controller.incidents.views import (
     runbook_view,
 )
 from fleetctl.controller.nodes.abilities import abilities_of
+from fleetctl.controller.nodes.node_feed import NodeFeed
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.openapi import document
@@ -111,6 +115,7 @@ from runbooks.verbs import VERBS
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000
 DEFAULT_LOG_LINES = 50
+MAX_RUNS_SHOWN = 5000  # with a page of incidents
 LOOK_BACK_S = 30 * 86_400.0  # at failures, when nobody says how far
 MAX_AUDIT_ROWS = 5000  # in one answer
 MAX_LOG_LINES = 10_000
@@ -123,19 +128,23 @@ T = TypeVar("T")
 def create_app(controller: Controller, stopping: asyncio.Event) -> Starlette:
     """The ASGI application. Long polls end early once `stopping` is set."""
     settings, tokens, records = controller.config.settings.controller, controller.tokens, controller.records
-    return Starlette(
-        routes=api_routes(controller, stopping),
+    routes = api_routes(controller, stopping)
+    app = Starlette(
+        routes=routes,
         middleware=[
             Middleware(HostGate, tokens=tokens, names=host_names(settings), pages=settings.allowed_hosts),
             Middleware(
                 TokenGate,
                 tokens=tokens,
                 records=records,
+                limits=RateLimits(settings.rate_limits, records),
                 own_gates=dict.fromkeys(WEBHOOK_PATHS, controller.alertmanager.auth.refusal),
             ),
         ],
-        exception_handlers={HTTPException: on_http_exception},
+        exception_handlers={HTTPException: http_exception_handler(routes)},
     )
+    app.router.redirect_slashes = False  # a redirect loses a change's body, and tells nobody what was wrong
+    return app
 
 
 def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
@@ -153,6 +162,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/nodes/{name}": api.node,
         "/v1/nodes/{name}/logs": api.node_logs,
         "/v1/nodes/{name}/requests": api.node_requests,
+        "/v1/nodes/{name}/kv": api.node_kv,
         "/v1/groups": api.groups,
         "/v1/gpus": api.gpus,
         "/v1/failures": api.failures,
@@ -176,6 +186,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/incidents/{id}/charts": api.incident_charts,
         "/v1/events": api.events,
         "/v1/events/stream": api.event_stream,
+        "/v1/events/nodes": api.node_stream,
         "/v1/runbooks": api.runbooks,
         "/v1/runbooks/{name}": api.runbook,
         "/v1/runs": api.runs,
@@ -193,6 +204,9 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         "/v1/query": api.query,
         "/v1/content": api.content,
         "/v1/silences": api.silences,
+        "/v1/notifications": api.notifications,
+        "/v1/notifications/{id}": api.notification,
+        "/v1/receivers": api.receivers,
     }
     routes: list[Route] = [
         *(read_route(path, handler, tokens) for path, handler in reads.items()),
@@ -220,6 +234,7 @@ def api_routes(controller: Controller, stopping: asyncio.Event) -> list[Route]:
         change("POST", "/v1/content/reload", "content.reloaded", api.reload_content),
         change("POST", "/v1/silences", "silence.added", api.add_silence),
         change("DELETE", "/v1/silences/{id}", "silence.expired", api.expire_silence),
+        change("POST", "/v1/receivers/{name}/test", "receiver.tested", api.test_receiver),
         change("POST", "/v1/tokens", "token.created", api.create_token, role=TokenRole.ADMIN),
         change("DELETE", "/v1/tokens/{name}", "token.revoked", api.revoke_token, role=TokenRole.ADMIN),
         *(Route(path, guarded(api.webhook), methods=["POST"]) for path in WEBHOOK_PATHS),  # its own way in and audit
@@ -242,6 +257,12 @@ class _Api:
     def __init__(self, controller: Controller, stopping: asyncio.Event) -> None:
         self._c = controller
         self._stopping = stopping
+        self._node_feed = NodeFeed(self._nodes, controller.clock)
+        controller.timeline.listen(self._hear)
+
+    def _hear(self, _kind: str, _at: float, node: str | None, _data: Mapping[str, Any]) -> None:
+        if node is not None:
+            self._node_feed.hurry()
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -297,14 +318,14 @@ class _Api:
             )
         )
 
-    async def nodes(self, _: Request) -> Response:
-        return _json_list(self._nodes())
+    async def nodes(self, request: Request) -> Response:
+        return listed(request, self._nodes())
 
     async def node(self, request: Request) -> Response:
         name = request.path_params["name"]
-        found = next((node for node in self._nodes() if node.name == name), None)
-        if found is None:
+        if name not in self._c.fleet.nodes:
             raise self._no_such_node(name)
+        (found,) = self._nodes([name])
         told = abilities_of(self._c.fleet.nodes[name].row.spec, self._c.provider)
         abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
         room = capacity_of(self._c.provider, self._c.fleet.nodes[name].row.spec)
@@ -317,30 +338,37 @@ class _Api:
             raise self._no_such_node(name)
         return _json(await self._c.effects.engine.requests_view(name))
 
+    async def node_kv(self, request: Request) -> Response:
+        """What its KV cache is used for; why that is not known where it is not."""
+        name = request.path_params["name"]
+        if name not in self._c.fleet.nodes:
+            raise self._no_such_node(name)
+        return _json(await self._c.effects.engine.kv_blocks(name))
+
     async def groups(self, request: Request) -> Response:
         by = request.query_params.get("by", GroupBy.POOL)
         if by not in list(GroupBy):
             raise BadInputError(f"by: expected one of {', '.join(GroupBy)}, not {by[:40]!r}")
-        return _json_list(self._c.groups.groups(GroupBy(by)))
+        return listed(request, self._c.groups.groups(GroupBy(by)))
 
-    async def gpus(self, _: Request) -> Response:
-        return _json_list(self._c.groups.gpus())
+    async def gpus(self, request: Request) -> Response:
+        return listed(request, self._c.groups.gpus())
 
     async def failures(self, request: Request) -> Response:
-        return _json_list(await self._c.failures.failures(self._failures_since(request)))
+        return listed(request, await self._c.failures.failures(self._failures_since(request)))
 
     async def failure_groups(self, request: Request) -> Response:
         by = request.query_params.get("by", FailuresBy.HOST)
         if by not in list(FailuresBy):
             raise BadInputError(f"by: expected one of {', '.join(FailuresBy)}, not {by[:40]!r}")
-        return _json_list(await self._c.failures.groups(FailuresBy(by), self._failures_since(request)))
+        return listed(request, await self._c.failures.groups(FailuresBy(by), self._failures_since(request)))
 
     def _failures_since(self, request: Request) -> float:
         since = float_param(request, "since")
         return self._c.clock.now() - LOOK_BACK_S if since is None else since
 
-    async def pools(self, _: Request) -> Response:
-        return _json_list(await self._pools())
+    async def pools(self, request: Request) -> Response:
+        return listed(request, await self._pools())
 
     async def _pools(self) -> list[wire.Pool]:
         views = await self._c.pools.views()
@@ -381,8 +409,8 @@ class _Api:
             raise HTTPException(404, f"there is no pool named {name[:100]}; pools: {known}")
         return _json(found)
 
-    async def autoscaler(self, _: Request) -> Response:
-        return _json_list(await self._c.autoscaling.views())
+    async def autoscaler(self, request: Request) -> Response:
+        return listed(request, await self._c.autoscaling.views())
 
     async def configure_autoscaler(self, request: Request) -> Response:
         body = await read_body(request, AutoscalerRequest)
@@ -392,8 +420,8 @@ class _Api:
         who = note(request, claim=body.by, target=f"pool/{pool}", why=words)
         return _json(await self._c.autoscaling.configure(pool, body.model_copy(update={"by": who})))
 
-    async def revisions(self, _: Request) -> Response:
-        return _json_list(await self._revisions())
+    async def revisions(self, request: Request) -> Response:
+        return listed(request, await self._revisions())
 
     async def revision(self, request: Request) -> Response:
         views = await self._revisions()
@@ -403,7 +431,7 @@ class _Api:
         return _json(found)
 
     async def rollouts(self, request: Request) -> Response:
-        return _json_list(await self._rollouts(request.query_params.get("pool")))
+        return listed(request, await self._rollouts(request.query_params.get("pool")))
 
     async def rollout(self, request: Request) -> Response:
         found = next((one for one in await self._rollouts(None) if one.id == request.path_params["id"]), None)
@@ -416,10 +444,12 @@ class _Api:
         statuses = {one.rollout.id: one for one in await self._c.rollouts.statuses()}
         known = await self._c.rollouts.history(pool)
         of_pods = await self._c.pod_rollouts.views(pool)
-        return [*of_pods, *(rollout_view(one, statuses.get(one.id)) for one in known)]
+        held = {one.name: one.reason for one in await self._c.pools.views() if one.state is wire.PoolState.HELD}
+        own = [rollout_view(one, statuses.get(one.id), held.get(one.pool, "")) for one in known]
+        return [*of_pods, *own]
 
-    async def gateways(self, _: Request) -> Response:
-        return _json_list(self._gateways())
+    async def gateways(self, request: Request) -> Response:
+        return listed(request, self._gateways())
 
     async def gateway(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -429,9 +459,9 @@ class _Api:
             raise HTTPException(404, f"there is no gateway named {name[:100]}; gateways: {known}")
         return _json(found)
 
-    async def tenants(self, _: Request) -> Response:
+    async def tenants(self, request: Request) -> Response:
         """Use summed over the gateways that answer; none of them answering is no empty list."""
-        return _json_list(await self._c.gateways.tenants())
+        return listed(request, await self._c.gateways.tenants())
 
     def _gateways(self) -> list[Gateway]:
         now = self._c.clock.now()
@@ -462,9 +492,9 @@ class _Api:
             else:
                 await self._until_stopping(self._c.clock.sleep(LOG_POLL_S))
 
-    async def alerts(self, _: Request) -> Response:
+    async def alerts(self, request: Request) -> Response:
         silencing = self._c.alertmanager.automation.silencing_of
-        return _json_list([alert_view(alert, silencing) for alert in self._alerts()])
+        return listed(request, [alert_view(alert, silencing) for alert in self._alerts()])
 
     async def explain_alert(self, request: Request) -> Response:
         fingerprint = request.path_params["fingerprint"]
@@ -482,16 +512,20 @@ class _Api:
         status = request.query_params.get("status")
         if status is not None and status not in list(IncidentStatus):
             raise BadInputError(f"status: expected one of {', '.join(IncidentStatus)}, not {status[:40]!r}")
-        stored = await self._c.database.read(lambda c: list_incidents(c, status))
-        known = {one.incident.id for one in stored}
-        held = [
-            StoredIncident(one) for one in self._c.book.recent() if one.id not in known and status in (None, one.status)
-        ]
-        stored = [*held, *stored]  # what a full disk did not take is shown all the same
+        asked = PageAsked.of(request, (float, str), default=MAX_INCIDENTS)
+        stored = await self._c.database.read(
+            lambda c: list_incidents(c, status, limit=asked.limit + 1, before=asked.after)
+        )
+        if asked.after is None:  # what a full disk did not take is shown all the same
+            recent = [one for one in self._c.book.recent() if status in (None, one.status)]
+            unstored = await self._c.database.read(lambda c: unknown_of(c, [one.id for one in recent]))
+            stored = [*(StoredIncident(one) for one in recent if one.id in unstored), *stored]
+        ids = [one.incident.id for one in stored]
         runs: dict[str | None, list[wire.Run]] = {}
-        for run in await self._runs(None):
+        for run in await self._c.database.call(lambda: self._c.journal.list(incident_ids=ids, limit=MAX_RUNS_SHOWN)):
             runs.setdefault(run.incident_id, []).append(run_view(run))
-        return _json_list([incident_summary(one, runs.get(one.incident.id, [])) for one in stored])
+        rows = [incident_summary(one, runs.get(one.incident.id, [])) for one in stored]
+        return asked.page(rows, lambda row: (row.opened_at, row.id))
 
     async def incident(self, request: Request) -> Response:
         return _json(await self._incident(request.path_params["id"]))
@@ -571,9 +605,19 @@ class _Api:
         incident_id = request.query_params.get("incident_id")
         if newest:
             wanted = {name: request.query_params.get(name) for name in ("kind", "node", "run_id")}
-            return _json_list(await self._c.timeline.read_newest(newest, incident_id=incident_id, **wanted))
-        waiting = self._c.timeline.wait(after, wait_param(request), incident_id)
-        return _json_list(await self._until_stopping(waiting) or [])
+            asked = PageAsked.of(request, (int,), default=MAX_PAGE, size="newest")
+            rows = await self._c.timeline.read_newest(
+                asked.limit + 1,
+                incident_id=incident_id,
+                since=float_param(request, "since"),
+                before=asked.after,
+                **wanted,
+            )
+            return asked.page(rows, lambda row: (row.seq,), oldest_first=True)
+        asked = PageAsked.of(request, (int,), default=MAX_PAGE)
+        after = after if asked.after is None else int(asked.after[0])
+        waiting = self._c.timeline.wait(after, wait_param(request), incident_id, asked.limit + 1)
+        return asked.page(await self._until_stopping(waiting) or [], lambda row: (row.seq,))
 
     async def event_stream(self, request: Request) -> Response:
         """Entries as they come: those after `Last-Event-ID` or `after` first; without either, new ones only."""
@@ -589,8 +633,14 @@ class _Api:
 
         return StreamingResponse(feed(wait, after), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
-    async def runbooks(self, _: Request) -> Response:
-        return _json_list([runbook_view(page, with_page=False) for page in self._c.content.pages.values()])
+    async def node_stream(self, request: Request) -> Response:
+        """Every node, then what changes; what changed since, where `Last-Event-ID` or `after` has an id of ours."""
+        last = request.headers.get("Last-Event-ID", request.query_params.get("after", ""))
+        told = self._node_feed.events(self._node_feed.version_of(last), self._until_stopping)
+        return StreamingResponse(told, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+
+    async def runbooks(self, request: Request) -> Response:
+        return listed(request, [runbook_view(page, with_page=False) for page in self._c.content.pages.values()])
 
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -602,7 +652,11 @@ class _Api:
 
     async def runs(self, request: Request) -> Response:
         incident_id = request.query_params.get("incident_id")
-        return _json_list([await self._run_view(run) for run in await self._runs(incident_id)])
+        asked = PageAsked.of(request, (float, str), default=MAX_PAGE)
+        found = await self._c.database.call(
+            lambda: self._c.journal.list(incident_id=incident_id, limit=asked.limit + 1, before=asked.after)
+        )
+        return asked.page([await self._run_view(run) for run in found], lambda row: (row.created_at, row.id))
 
     async def run(self, request: Request) -> Response:
         run_id = request.path_params["id"]
@@ -640,8 +694,8 @@ class _Api:
         )
         return _json(await self._new_run_view(_unless_refused(run)), 201)
 
-    async def verbs(self, _: Request) -> Response:
-        return _json_list([VerbInfo.model_validate(verb.to_dict()) for verb in VERBS.values()])
+    async def verbs(self, request: Request) -> Response:
+        return listed(request, [VerbInfo.model_validate(verb.to_dict()) for verb in VERBS.values()])
 
     async def decide(self, request: Request) -> Response:
         body = await read_body(request, ApprovalRequest)
@@ -680,12 +734,12 @@ class _Api:
             return Response(status_code=204)  # nothing was routed yet: "no table" must not look like "no nodes"
         return _json(table)
 
-    async def routing_signals(self, _: Request) -> Response:
+    async def routing_signals(self, request: Request) -> Response:
         nodes = [route.node for route in self._c.routing.table.routes]
-        return _json_list(route_signals(self._c.store, nodes, self._c.clock.now()))
+        return listed(request, route_signals(self._c.store, nodes, self._c.clock.now()))
 
-    async def traffic_rules(self, _: Request) -> Response:
-        return _json_list(await self._c.traffic_rules.current())
+    async def traffic_rules(self, request: Request) -> Response:
+        return listed(request, await self._c.traffic_rules.current())
 
     async def make_traffic_rule(self, request: Request) -> Response:
         body = await read_body(request, TrafficRuleRequest)
@@ -698,8 +752,8 @@ class _Api:
         by = note(request, claim=_claim(request), target=f"route/{request.path_params['id']}")
         return _json(await self._c.traffic_rules.remove(request.path_params["id"], by))
 
-    async def freezes(self, _: Request) -> Response:
-        return _json_list([freeze_view(freeze) for freeze in self._c.freezes.in_force])
+    async def freezes(self, request: Request) -> Response:
+        return listed(request, [freeze_view(freeze) for freeze in self._c.freezes.in_force])
 
     async def make_freeze(self, request: Request) -> Response:
         body = await read_body(request, FreezeRequest)
@@ -716,10 +770,12 @@ class _Api:
         by = note(request, claim=_claim(request))
         ended = await self._c.freezes.end(request.path_params.get("id"), by)
         note(request, claim=_claim(request), target=", ".join(freeze.id for freeze in ended))
-        return _json_list([freeze_view(freeze) for freeze in ended])
+        return page_of([freeze_view(freeze) for freeze in ended])
 
     async def receipts(self, request: Request) -> Response:
-        return _json_list(await self._c.receipts.listing(min(int_param(request, "limit", 200), MAX_RECEIPTS)))
+        asked = PageAsked.of(request, (str,), default=200, most=MAX_RECEIPTS)
+        rows = await self._c.receipts.listing(asked.limit + 1, None if asked.after is None else str(asked.after[0]))
+        return asked.page(rows, lambda row: (row.id,))
 
     async def receipt_key(self, _: Request) -> Response:
         return PlainTextResponse(self._c.receipts.public_key)
@@ -751,8 +807,8 @@ class _Api:
         await self._c.content.reload("asked for over HTTP")
         return _json(self._c.content.listing())
 
-    async def silences(self, _: Request) -> Response:
-        return _json_list(await self._c.alertmanager.silences.current())
+    async def silences(self, request: Request) -> Response:
+        return listed(request, await self._c.alertmanager.silences.current())
 
     async def add_silence(self, request: Request) -> Response:
         body = await read_body(request, SilenceRequest)
@@ -765,12 +821,33 @@ class _Api:
         note(request, target=request.path_params["id"])
         return _json(await self._c.alertmanager.silences.expire(request.path_params["id"]))
 
+    async def notifications(self, request: Request) -> Response:
+        incident_id, asked = request.query_params.get("incident_id"), PageAsked.of(request, (str,), default=200)
+        before = None if asked.after is None else str(asked.after[0])
+        rows = await self._c.notifications.listing(incident_id, asked.limit + 1, before)
+        return asked.page(rows, lambda row: (row.id,), oldest_first=True)
+
+    async def notification(self, request: Request) -> Response:
+        found = await self._c.notifications.one(request.path_params["id"])
+        if found is None:
+            raise HTTPException(404, f"there is no notification {request.path_params['id'][:100]}")
+        return _json(found)
+
+    async def receivers(self, request: Request) -> Response:
+        return listed(request, self._c.notifications.receivers())
+
+    async def test_receiver(self, request: Request) -> Response:
+        body = await read_body(request, wire.ReceiverTest)
+        name = request.path_params["name"]
+        who = note(request, claim=body.by, target=name)
+        return _json(await self._c.notifications.test(name, who))
+
     async def identity(self, request: Request) -> Response:
         who = identity_of(request)
         return _json(CallerInfo(name=who.name, role=who.role, via=who.via))
 
-    async def tokens(self, _: Request) -> Response:
-        return _json_list(self._c.tokens.listing())
+    async def tokens(self, request: Request) -> Response:
+        return listed(request, self._c.tokens.listing())
 
     async def create_token(self, request: Request) -> Response:
         body = await read_body(request, TokenRequest)
@@ -786,14 +863,15 @@ class _Api:
         return await self._c.alertmanager.webhook.receive(request)
 
     async def audit(self, request: Request) -> Response:
-        asked = request.query_params
+        wanted, asked = request.query_params, PageAsked.of(request, (int,), default=200, most=MAX_AUDIT_ROWS)
         rows = await self._c.audit.read(
             since=float_param(request, "since"),
-            who=asked.get("who"),
-            target=asked.get("target"),
-            limit=min(int_param(request, "limit", 200), MAX_AUDIT_ROWS),
+            who=wanted.get("who"),
+            target=wanted.get("target"),
+            limit=asked.limit + 1,
+            before=asked.after,
         )
-        return _json_list(rows)
+        return asked.page(rows, lambda row: (row.seq,), oldest_first=True)
 
     async def verify_audit(self, _: Request) -> Response:
         return _json(await self._c.audit.verify())
@@ -810,8 +888,9 @@ class _Api:
         nodes = await self._c.lookup.nodes()
         return with_new_nodes(page, body.inputs, {node.name for node in nodes}, given_names(nodes))
 
-    def _nodes(self) -> list[Node]:
-        now = self._c.clock.now()
+    def _nodes(self, names: Iterable[str] | None = None) -> list[Node]:
+        """Those of these names, or all, by name."""
+        now, states = self._c.clock.now(), self._c.fleet.nodes
         signals, cards = self._c.groups.look().signals, self._c.groups.cards().of_node
         firing: dict[str, list[str]] = {}
         for alert in self._alerts():
@@ -830,7 +909,7 @@ class _Api:
                 now,
                 cards.get(name, ()),
             ).model_copy(update={"cost_per_hour": self._c.groups.cost_of(name)})
-            for name, state in sorted(self._c.fleet.nodes.items())
+            for name, state in ((name, states[name]) for name in sorted(states if names is None else names))
         ]
 
     def _alerts(self) -> list[Any]:
@@ -856,7 +935,9 @@ class _Api:
         node = stored.incident.scope.get("node", "")
         offence = await self._c.failures.offence(node, self._c.clock.now() - LOOK_BACK_S) if node else ""
         view = incident_view(stored, runs, timeline, silencing, by_hand)
-        return view.model_copy(update={"offence": offence})
+        told = await self._c.notifications.listing(incident_id)
+        dashboard = self._c.notifications.dashboard_of(stored.incident)
+        return view.model_copy(update={"offence": offence, "notifications": told, "dashboard": dashboard})
 
     async def _run_view(self, run: Run) -> wire.Run:
         """The run, what was predicted of it, and what keeps a proposal from acting now."""
@@ -915,7 +996,3 @@ def _json_number(value: float) -> float | str:
 
 def _json(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status, media_type="application/json")
-
-
-def _json_list(models: Sequence[BaseModel]) -> Response:
-    return Response("[" + ",".join(model.model_dump_json() for model in models) + "]", media_type="application/json")

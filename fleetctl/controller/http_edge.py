@@ -236,10 +236,12 @@ def unless_known(handler: Handler) -> Handler:
         is_json = (response.media_type or "").startswith("application/json") and response.status_code == HTTPStatus.OK
         if not is_json or request.method != "GET" or isinstance(response, StreamingResponse):
             return response
-        tag = f'"{hashlib.blake2b(response.body, digest_size=12).hexdigest()}"'
+        more = {"Link": link} if (link := response.headers.get("link")) is not None else {}
+        whole = bytes(response.body) + more.get("Link", "").encode()  # what comes after a page is part of it
+        tag = f'"{hashlib.blake2b(whole, digest_size=12).hexdigest()}"'
         known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
         if tag in known:
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag, **more})
         response.headers["ETag"] = tag
         return response
 
@@ -333,8 +335,18 @@ def problem_of(error: Exception) -> tuple[HTTPStatus, Problem]:
     return HTTPStatus.INTERNAL_SERVER_ERROR, Problem(error="the controller failed; its log says why")
 
 
-async def on_http_exception(_: Request, error: Exception) -> Response:
-    """Starlette's own refusals (no such route, wrong method, body too large) as Problems."""
-    assert isinstance(error, HTTPException)
-    problem = Problem(error=error.detail, exit_code=2)
-    return JSONResponse(problem.model_dump(), error.status_code, headers=dict(error.headers or {}))
+def http_exception_handler(routes: Iterable[Route]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Tells Starlette's own refusals (no such route, wrong method, body too large) as Problems. It names the methods of
+    the first route of a path alone: here they are those of all of `routes`."""
+    known = tuple(routes)
+
+    async def answer(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            here = (route.methods or () for route in known if route.path_regex.match(request.scope["path"]))
+            headers["Allow"] = ", ".join(sorted({method for methods in here for method in methods}))
+        problem = Problem(error=error.detail, exit_code=2)
+        return JSONResponse(problem.model_dump(), error.status_code, headers=headers)
+
+    return answer

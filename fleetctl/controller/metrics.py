@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -142,6 +143,15 @@ class ControllerMetrics:
         self.bad_tokens = Counter(
             "controller_bad_tokens", "Requests refused for a wrong, revoked or expired token.", registry=self.registry
         )
+        self.rate_limited = Counter(
+            "controller_http_rate_limited",
+            "Requests refused because their caller asks too often, by kind (reads, changes) and by what it is known"
+            " (token, address).",
+            ["kind", "by"],
+            registry=self.registry,
+        )
+        for asked, by in product(("reads", "changes"), ("token", "address")):
+            self.rate_limited.labels(kind=asked, by=by)
         self.loop_turns = Histogram(
             "controller_loop_turn_seconds",
             "Duration of a loop's turn; of fleet and scrape most of it is spreading the peers over the interval.",
@@ -265,6 +275,18 @@ class ControllerMetrics:
             "Since the heartbeat URL last took a word, or since the start; 0 where none is set.",
             registry=self.registry,
         )
+        self.notifications = Counter(
+            "fleetctl_notifications",
+            "Notifications that came to their end, by receiver and outcome: delivered, failed, merged, dropped.",
+            ["receiver", "outcome"],
+            registry=self.registry,
+        )
+        self.receiver_failing = Gauge(
+            "fleetctl_receiver_failing",
+            "1 while a receiver did not take the last message; 0 once it took one.",
+            ["receiver"],
+            registry=self.registry,
+        )
         self.freezes = Gauge("controller_freezes", "Freezes in force.", registry=self.registry)
         self.proposals = Gauge(
             "controller_proposals",
@@ -297,6 +319,7 @@ class ControllerMetrics:
             self.standbys,
             self.peers_wanted,
             self.heartbeat_age,
+            self.receiver_failing,
         )
 
     def watch_loops(self, loops: Loops, clock: Clock) -> None:

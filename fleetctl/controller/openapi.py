@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,9 +25,42 @@ TEXT, FILE, EVENTS = "text/plain", "application/gzip", "text/event-stream"
 ANY = "application/json"  # JSON of no type of ours
 
 _TEXT = {"type": "string"}
+_NAME = {"type": "string", "minLength": 1}
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 10**18}
+_LIMIT = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": 10**18,
+    "description": "Rows of this page; not all that is asked for need come.",
+}
+_CURSOR = {"type": "string", "maxLength": 1000, "description": "As the `Link` of the page before has it; opaque."}
+_LINK = {
+    "description": 'Where the next page is (`rel="next"`); without one this is the last.',
+    "schema": {"type": "string"},
+}
 _SECONDS = {"type": "number", "minimum": 0}
 _WAIT = {"type": "number", "minimum": 0, "maximum": 30}
+
+
+_WHY_NOT: Mapping[HTTPStatus, str] = {
+    HTTPStatus.BAD_REQUEST: "Something in the request is wrong: what, and how to mend it.",
+    HTTPStatus.UNAUTHORIZED: "No token, or one that opens nothing.",
+    HTTPStatus.FORBIDDEN: "The token's role does not suffice, or a foreign page's script asks.",
+    HTTPStatus.NOT_FOUND: "There is nothing of this name.",
+    HTTPStatus.REQUEST_TIMEOUT: "The body did not come in time.",
+    HTTPStatus.CONFLICT: "A guard refused it, or it was decided otherwise.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large.",
+    HTTPStatus.MISDIRECTED_REQUEST: "Asked on its own machine under a name that is not its own.",
+    HTTPStatus.TOO_MANY_REQUESTS: "This caller asks too often: again after `Retry-After`.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "It does not lead, or what it has to ask does not answer.",
+}
+_OF_ALL = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +82,7 @@ def _one(summary: str, answer: type[BaseModel] | str, **more: Any) -> Operation:
 
 
 def _all(summary: str, answer: type[BaseModel], **query: dict[str, Any]) -> Operation:
-    return Operation(summary, answer, is_list=True, query=query)
+    return Operation(summary, answer, is_list=True, query={**query, "limit": _LIMIT, "cursor": _CURSOR})
 
 
 def _do(summary: str, answer: type[BaseModel], body: type[BaseModel] | str | None = None, **more: Any) -> Operation:
@@ -74,9 +108,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/nodes"): _all("Every node with its signals", wire.Node),
     ("GET", "/v1/nodes/{name}"): _one("One node", wire.Node),
     ("GET", "/v1/nodes/{name}/logs"): _one(
-        "The last lines that it wrote", TEXT, query={"lines": _COUNT, "follow": _enum(["true", "false"])}
+        "The last lines that it wrote", TEXT, query={"lines": _COUNT, "follow": _enum(["true", "false", "1", "0"])}
     ),
     ("GET", "/v1/nodes/{name}/requests"): _one("What it holds", wire.HeldRequests),
+    ("GET", "/v1/nodes/{name}/kv"): _one("What its KV cache is used for", wire.KvBlocks),
     ("GET", "/v1/groups"): _all("Nodes by pool, zone, model or revision", wire.NodeGroup, by=_enum(wire.GroupBy)),
     ("GET", "/v1/gpus"): _all("Every card", wire.Gpu),
     ("GET", "/v1/failures"): _all("Failures of nodes", wire.Failure, since=_SECONDS),
@@ -113,10 +148,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/events"): _all(
         "The timeline",
         wire.TimelineEntry,
-        **{"after": _COUNT, "wait_s": _WAIT, "newest": _COUNT},
+        **{"after": _COUNT, "wait_s": _WAIT, "newest": _COUNT, "since": _SECONDS},
         **dict.fromkeys(("kind", "node", "run_id", "incident_id"), _TEXT),
     ),
     ("GET", "/v1/events/stream"): _one("The timeline as it goes on", EVENTS, query={"after": _COUNT}),
+    ("GET", "/v1/events/nodes"): _one("The nodes, then what changes of them", EVENTS, query={"after": _TEXT}),
     ("GET", "/v1/runbooks"): _all("Every runbook", wire.RunbookInfo),
     ("GET", "/v1/runbooks/{name}"): _one("One runbook with its page", wire.RunbookInfo),
     ("GET", "/v1/runs"): _all("Runs, the newest first", wire.Run, incident_id=_TEXT),
@@ -141,11 +177,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/freezes"): _do("Freeze the fleet or a pool", wire.Freeze, wire.FreezeRequest, makes=True),
     ("DELETE", "/v1/freezes"): _do("End all freezes", wire.Freeze, is_list=True, query=_BY),
     ("DELETE", "/v1/freezes/{id}"): _do("End a freeze", wire.Freeze, is_list=True, query=_BY),
-    ("GET", "/v1/audit"): _all(
-        "Who changed what", wire.AuditRow, since=_SECONDS, who=_TEXT, target=_TEXT, limit=_COUNT
-    ),
+    ("GET", "/v1/audit"): _all("Who changed what", wire.AuditRow, since=_SECONDS, who=_TEXT, target=_TEXT),
     ("GET", "/v1/audit/verification"): _one("Whether it is as it was written", wire.AuditCheck),
-    ("GET", "/v1/receipts"): _all("Receipts of drains", wire.DrainReceipt, limit=_COUNT),
+    ("GET", "/v1/receipts"): _all("Receipts of drains", wire.DrainReceipt),
     ("GET", "/v1/receipts/key"): _one("The key that they are signed with", TEXT),
     ("GET", "/v1/receipts/{id}"): _one("One receipt as it was signed", ANY),
     ("GET", "/v1/query"): _one("A PromQL expression now", ANY, query={"expr": _TEXT}, required="expr"),
@@ -154,6 +188,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/silences"): _all("Silences", wire.Silence),
     ("POST", "/v1/silences"): _do("Make a silence", wire.Silence, wire.SilenceRequest, makes=True),
     ("DELETE", "/v1/silences/{id}"): _do("End a silence", wire.Silence),
+    ("GET", "/v1/notifications"): _all("Who was told of what, the newest last", wire.Notification, incident_id=_TEXT),
+    ("GET", "/v1/notifications/{id}"): _one("One notification", wire.Notification),
+    ("GET", "/v1/receivers"): _all("Who can be told, and how that goes", wire.Receiver),
+    ("POST", "/v1/receivers/{name}/test"): _do("Tell it that this is a test", wire.Notification, wire.ReceiverTest),
     ("POST", "/webhooks/alertmanager"): _one("Alertmanager's notifications", ANY, body=ANY),
 }
 
@@ -182,6 +220,8 @@ def plain_path(path: str) -> str:
 
 def _described(method: str, path: str, operation: Operation, role: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Done.", "content": _content(operation.answer, operation.is_list)}
+    if operation.is_list and method == "GET":
+        answer["headers"] = {"Link": _LINK}
     described: dict[str, Any] = {
         "operationId": f"{method.lower()}{re.sub(r'[/.{}-]+', '_', path).rstrip('_')}",
         "summary": operation.summary,
@@ -191,20 +231,18 @@ def _described(method: str, path: str, operation: Operation, role: str) -> dict[
         described["responses"]["204"] = {"description": "Nothing newer, or nothing yet."}
     if method == "GET":
         described["responses"]["304"] = {"description": "As `If-None-Match` says it is known."}
-    why_not: type[BaseModel] | str = ANY if operation.body == ANY else wire.Problem
-    described["responses"]["default"] = {"description": "Why not.", "content": _content(why_not, False)}
-    if role == wire.TokenRole.VIEWER.value:
-        described["security"] = [{"token": []}, {}]  # reads on the controller's own machine need no token
-    elif role:
-        described["security"] = [{"token": []}]
+    why_not = {"application/json": {"schema": {"$ref": REF.format(model=wire.Problem.__name__)}}}
+    for status in _refusals(method, path, operation):
+        described["responses"][str(status.value)] = {"description": _WHY_NOT[status], "content": why_not}
     if role:
         described |= {
             "description": f"For role {role} and above.",
             "x-fleetctl-role": role,
-            "security": [{"token": []}],
+            # Reads on the controller's own machine need no token.
+            "security": [{"token": []}, {}] if role == wire.TokenRole.VIEWER and method == "GET" else [{"token": []}],
         }
     in_path = re.findall(r"\{(\w+)\}", path)
-    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in in_path]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _NAME} for name in in_path]
     parameters += [
         {"name": name, "in": "query", "required": name == operation.required, "schema": form}
         for name, form in operation.query.items()
@@ -213,8 +251,31 @@ def _described(method: str, path: str, operation: Operation, role: str) -> dict[
         described["parameters"] = parameters
     if operation.body is not None:
         content = _content(operation.body, False)
-        described["requestBody"] = {"required": True, "content": content}
+        if operation.body == ANY:  # Alertmanager's payload, or the list that Prometheus sends
+            content = {ANY: {"schema": {"type": ["object", "array"]}}}
+        described["requestBody"] = {"required": not _may_be_left_out(operation.body), "content": content}
     return described
+
+
+def _refusals(method: str, path: str, operation: Operation) -> list[HTTPStatus]:
+    """What may be answered instead, by any operation and by those of its kind."""
+    found = [*_OF_ALL]
+    if path in ("/health/live", "/metrics"):
+        found = [HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST]
+    elif method == "GET":
+        found.append(HTTPStatus.MISDIRECTED_REQUEST)
+    if "{" in path or (method, path) in (("POST", "/v1/runs"), ("POST", "/v1/actions")):  # they name what may be gone
+        found.append(HTTPStatus.NOT_FOUND)
+    if operation.body is not None:
+        found += [HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE]
+    if method != "GET":
+        found.append(HTTPStatus.CONFLICT)
+    return sorted(found)
+
+
+def _may_be_left_out(body: type[BaseModel] | str) -> bool:
+    """No body at all is one that says nothing: right where nothing has to be said."""
+    return isinstance(body, type) and not any(field.is_required() for field in body.model_fields.values())
 
 
 def _content(answer: type[BaseModel] | str, is_list: bool) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import sqlalchemy as sa
 # 2: external_alerts and webhook_notices; 3: wanted_changes; 4: traffic_rules; 5: pools, revisions, nodes.pool and
 # nodes.revision; 6: freezes, audit; 7: access_tokens; 8: rollouts, and what pools know of theirs. 9: leadership,
 # members; 10: drain_receipts; 11: silences, incidents.imported; 12: known_answers; 13: node_failures, node_stints.
+# 14: notifications.
 # Versions so far only added tables, and columns that may be NULL (`ADDED_COLUMNS`).
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 
 metadata = sa.MetaData()
 
@@ -218,6 +219,20 @@ incidents = sa.Table(
     sa.Column("blackbox", sa.String(1000)),
     # Of one that was read from a file: its record with runs and timeline, and where it is from. NULL: it is our own.
     sa.Column("imported", sa.JSON(none_as_null=True)),
+)
+
+# What was told, or is to be told, to whom; `document` is the whole notification. Stored before it is sent.
+notifications = sa.Table(
+    "notifications",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(40), nullable=False, unique=True),
+    sa.Column("receiver", sa.String(63), nullable=False),
+    sa.Column("state", sa.String(20), nullable=False, index=True),
+    sa.Column("incident_id", sa.String(100), index=True),  # NULL: of several, or of none
+    sa.Column("created_at", sa.Double, nullable=False, index=True),
+    sa.Column("ends_thread", sa.Integer, nullable=False),  # 1: it says that the incident is resolved
+    sa.Column("document", sa.JSON, nullable=False),
 )
 
 # Silences that are kept here and not in an Alertmanager.

@@ -94,7 +94,7 @@ class Timeline:
 
     async def read(self, after: int = 0, incident_id: str | None = None, limit: int = MAX_READ) -> list[TimelineEntry]:
         """Entries with a higher sequence number, oldest first."""
-        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(min(limit, MAX_READ))
+        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(min(limit, MAX_READ + 1))
         if incident_id is not None:
             query = query.where(events.c.incident_id == incident_id)
         return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)])
@@ -114,13 +114,20 @@ class Timeline:
         node: str | None = None,
         incident_id: str | None = None,
         run_id: str | None = None,
+        since: float | None = None,
+        before: tuple[Any, ...] | None = None,
     ) -> list[TimelineEntry]:
-        """The newest entries, oldest first; only those of a kind, a node, an incident, a run."""
+        """The newest entries, oldest first; only those of a kind, a node, an incident, a run, since a time (Unix
+        seconds); `before`: an entry's number, and only what is older."""
         wanted = {"kind": kind, "node": node, "incident_id": incident_id, "run_id": run_id}
         query = sa.select(events).where(
             *(events.c[name] == value for name, value in wanted.items() if value is not None)
         )
-        query = query.order_by(events.c.seq.desc()).limit(min(limit, MAX_READ))
+        if since is not None:
+            query = query.where(events.c.at >= since)
+        if before is not None:
+            query = query.where(events.c.seq < before[0])
+        query = query.order_by(events.c.seq.desc()).limit(min(limit, MAX_READ + 1))  # one more tells that there is more
         return await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)][::-1])
 
     async def read_between(self, since: float, until: float, limit: int = MAX_READ) -> list[TimelineEntry]:
@@ -134,12 +141,14 @@ class Timeline:
         found = await self._database.read(lambda c: [_decode(row._mapping) for row in c.execute(query)])
         return found[::-1]
 
-    async def wait(self, after: int, wait_s: float, incident_id: str | None = None) -> list[TimelineEntry]:
+    async def wait(
+        self, after: int, wait_s: float, incident_id: str | None = None, limit: int = MAX_READ
+    ) -> list[TimelineEntry]:
         """As `read`, but waits up to `wait_s` for the first such entry. May return an empty list."""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             seen = self._last_seq
-            if found := await self.read(after, incident_id):
+            if found := await self.read(after, incident_id, limit):
                 return found
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:

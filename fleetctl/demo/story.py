@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fleetctl.client import ControllerClient
+from fleetctl.demo.progress import Act, Progress, Watch
 from fleetctl.demo.report import DemoReport, RequestCounts
 from fleetctl.demo.traffic import DemoTraffic
 from fleetctl.drill_fleet import change_faults, settings_for_drill_fleet
@@ -23,6 +25,7 @@ from fleetctl.stack import Stack, StackView
 from fleetctl.wire import Incident, IncidentStatus, NodePhase, TimelineEntry
 
 Tell = Callable[[str], None]
+
 
 # Alert windows are 20 s: before they are full of normal traffic there is nothing to compare with.
 BASELINE_S = 25.0
@@ -40,6 +43,7 @@ class DemoPlan:
     seed: int = 0
     fault_node: str = "node-2"
     slow_factor: float = 10.0
+    repair_timeout_s: float | None = REPAIR_TIMEOUT_S  # None: until it is mended, however long a person thinks
 
     def check(self) -> None:
         """Raises BadInputError before anything is started."""
@@ -47,24 +51,33 @@ class DemoPlan:
             load_trace(self.trace)
 
 
-def settings_for_demo(base: Settings, *, nodes: int) -> Settings:
-    """A fleet whose runbooks are approved by policy."""
-    return settings_for_drill_fleet(base, base.state_dir / "demo", policy="run", nodes=nodes)
+def settings_for_demo(base: Settings, *, nodes: int, policy: str = "run") -> Settings:
+    """A fleet of its own. Policy `run` approves its runbooks, `ask` leaves that to a person."""
+    return settings_for_drill_fleet(base, base.state_dir / "demo", policy=policy, nodes=nodes)
 
 
 async def run_demo(stack: Stack, plan: DemoPlan, tell: Tell) -> DemoReport:
     """Start the fleet, tell the story, return what it proved. The caller stops the fleet."""
     tell("starting a controller, a gateway and the engine nodes")
-    view = await stack.up(tell)
+    return await tell_story(stack, await stack.up(tell), plan, tell)
+
+
+async def tell_story(
+    stack: Stack, view: StackView, plan: DemoPlan, tell: Tell, watch: Watch = lambda _: None
+) -> DemoReport:
+    """The story over a fleet that is up. `watch` hears where it is."""
     token = stack.settings.controller_token()
     async with ControllerClient(view.controller_url, token) as client:
-        return await _Story(stack, plan, tell, view, client).run()
+        return await _Story(stack, plan, tell, watch, view, client).run()
 
 
 class _Story:
-    def __init__(self, stack: Stack, plan: DemoPlan, tell: Tell, view: StackView, client: ControllerClient) -> None:
+    def __init__(
+        self, stack: Stack, plan: DemoPlan, tell: Tell, watch: Watch, view: StackView, client: ControllerClient
+    ) -> None:
         self._stack, self._plan, self._view, self._client = stack, plan, view, client
-        self._say = tell
+        self._say, self._watch_progress = tell, watch
+        self._progress = Progress()
         self._began = time.time()
         self._events: list[TimelineEntry] = []
 
@@ -83,23 +96,32 @@ class _Story:
             f"{plan.rate_per_s:g} streamed requests a second through the gateway",
         )
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._watch())
+            events = tasks.create_task(self._follow_events())
             sending = tasks.create_task(traffic.send_until_stopped())
             await self._wait_for_signals()
             fault_at = await self._inject_fault()
             incident = await self._wait_for_repair(fault_at)
             if incident is not None:
+                self._goes_on(act=Act.MENDED, incident=incident)
                 await asyncio.sleep(AFTERGLOW_S)
             traffic.stop_sending()
             await sending
-            watch.cancel()
+            events.cancel()
         self._tell(time.time(), "traffic.stopped", "checking every request's tokens")
+        self._goes_on(act=Act.CHECKING)
         counts = await traffic.account()
-        return self._report(fault_at, incident, counts, traffic)
+        report = self._report(fault_at, incident, counts, traffic)
+        self._goes_on(act=Act.OVER, report=report)
+        return report
+
+    def _goes_on(self, **news: Any) -> None:
+        self._progress = replace(self._progress, **news)
+        self._watch_progress(self._progress)
 
     async def _wait_for_signals(self) -> None:
         """Until every node has normal traffic in its windows."""
         ready_at = time.time() + BASELINE_S
+        self._goes_on(act=Act.NORMAL, breaks_at=ready_at)
         deadline = ready_at + 60.0
         while time.time() < deadline:
             nodes = [n for n in await self._client.nodes() if n.phase is NodePhase.READY]
@@ -118,9 +140,10 @@ class _Story:
             "fault.injected",
             f"{plan.fault_node}: every step takes {plan.slow_factor:g}x as long, as when a GPU throttles",
         )
+        self._goes_on(act=Act.BROKEN, fault_at=now)
         return now
 
-    async def _watch(self) -> None:
+    async def _follow_events(self) -> None:
         """Tell every timeline entry as the controller writes it."""
         after = 0
         while True:
@@ -136,13 +159,15 @@ class _Story:
 
     async def _wait_for_repair(self, fault_at: float) -> Incident | None:
         """The incident of the faulty node once it is resolved, or as it is when the time is over; None without one."""
-        deadline = time.time() + REPAIR_TIMEOUT_S
+        waits_s = self._plan.repair_timeout_s
+        deadline = float("inf") if waits_s is None else time.time() + waits_s
         found: Incident | None = None
         while time.time() < deadline:
             for incident in await self._client.incidents():
                 if not self._is_about_fault(incident, fault_at):
                     continue
                 found = await self._client.incident(incident.id)
+                self._goes_on(incident=found)
                 if found.status is IncidentStatus.RESOLVED and found.blackbox is not None:
                     return found
             await asyncio.sleep(0.5)
@@ -160,7 +185,8 @@ class _Story:
             return min(times, default=None)
 
         is_resolved = incident is not None and incident.status is IncidentStatus.RESOLVED
-        mitigated = after_fault(["run.succeeded"]) if is_resolved else None
+        succeeded, resolved = after_fault(["run.succeeded"]), after_fault(["incident.resolved"])  # by a run; by hand
+        mitigated = (resolved if succeeded is None else succeeded) if is_resolved else None
         diagnosis = incident.diagnosis if incident else None
         to_monotonic = time.monotonic() - time.time()
         broke = fault_at + to_monotonic

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from fleetctl.client import ControllerClient
 from fleetctl.doctor.finding import Finding, Health
-from fleetctl.kit.errors import FleetctlError, UnreachableError
-from fleetctl.wire import CallerInfo, Gateway, GatewayPhase, Node, NodePhase, Status, TokenRole
+from fleetctl.doctor.node_clocks import check_node_clocks
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.wire import CallerInfo, Gateway, GatewayPhase, Node, NodePhase, Receiver, Status, TokenRole
 
 MAX_SKEW_S = 2.0
 AT_WORK = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.STARTING})
@@ -26,8 +27,14 @@ async def check_fleet(client: ControllerClient, version: str) -> list[Finding]:
     after = time.time()
     found = [*judge_status(status, version), judge_clock(status.now, before, after)]
     found.append(judge_role(await client.caller()))
-    found += judge_nodes(await client.nodes())
+    nodes = await client.nodes()
+    found += judge_nodes(nodes)
+    found += await check_node_clocks(nodes)
     found += judge_gateways(await client.gateways())
+    try:
+        found += judge_notifications(await client.receivers())
+    except BadInputError:  # an older controller has no such path; that it is older is told above
+        found.append(Finding("receivers", Health.unknown, "this controller knows of none"))
     return found
 
 
@@ -125,3 +132,21 @@ def judge_gateways(gateways: list[Gateway]) -> Iterator[Finding]:
             )
         else:
             yield Finding("gateways", Health.good, f"{one.name} answers")
+
+
+def judge_notifications(receivers: list[Receiver]) -> Iterator[Finding]:
+    """Whether people can be told of incidents."""
+    if not receivers:
+        mend = "set notifications.receivers: docs/notifications.md"
+        yield Finding("receivers", Health.unused, "nobody is told of incidents by us", mend)
+    for one in receivers:
+        if one.last_error:
+            seen = f"{one.name}: {one.last_error}; {one.waiting} messages wait"
+            yield Finding("receivers", Health.bad, seen, f"fleetctl notify show {one.name}")
+        elif not one.routes:
+            yield Finding("receivers", Health.doubtful, f"{one.name}: no route names it", "notifications.routes")
+        elif one.delivered_at is None:
+            seen = f"{one.name} was not told of anything lately"
+            yield Finding("receivers", Health.unknown, seen, f"fleetctl notify test {one.name}")
+        else:
+            yield Finding("receivers", Health.good, f"{one.name} took its last message")

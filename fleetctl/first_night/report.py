@@ -112,7 +112,8 @@ def page(rows: Sequence[Row], standing: StandingPage = NOTHING_STANDS, held: Seq
         *_general_notes(rows),
         *notes,
     ]
-    return "\n".join(_folded(part) for part in parts).rstrip() + "\n"
+    written = "\n".join(_folded(part) for part in parts).rstrip() + "\n"
+    return f"{written}\n{standing.walked}" if standing.walked else written
 
 
 def _in_order(new: Mapping[str, list[str]], standing: Mapping[str, list[str]]) -> list[str]:

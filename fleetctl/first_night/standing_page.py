@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _ROW = re.compile(r"^\| \*\*(?P<fault>[a-z0-9-]+)\*\*: .*\|$")
 _HELD = re.compile(r"^\| \*\*(?P<fault>[a-z0-9-]+)\*\* \| .*\|$")
@@ -19,6 +19,9 @@ SAID_HEADING, HELD_HEADING, WRONG_HEADING, NOTES_HEADING = (
     "## What was not said in the table",
 )
 
+WALKED_HEADING = "## Walked by somebody new"
+"""From here to its end the page is written by people."""
+
 
 @dataclass(frozen=True, slots=True)
 class StandingPage:
@@ -31,11 +34,13 @@ class StandingPage:
     notes: dict[str, list[str]] = field(default_factory=dict)
     days: frozenset[str] = frozenset()
     machines: frozenset[str] = frozenset()
+    walked: str = ""  # what people wrote at its end, with its heading
 
 
 def read_page(text: str) -> StandingPage:
     """The statements of a page that was written before; of anything else, none."""
-    page = StandingPage()
+    text, heading, tail = text.partition(f"{WALKED_HEADING}\n")
+    page = StandingPage(walked=heading + tail)
     heading = ""
     for line in _unfolded(text):
         if line.startswith("## "):
@@ -52,7 +57,7 @@ def read_page(text: str) -> StandingPage:
         return page
     machines = frozenset(_MACHINE.findall(" ".join(run["machines"].split())))
     days = frozenset(_DAY.findall(run["days"]))
-    return StandingPage(page.rows, page.said, page.held, page.wrong, page.notes, days, machines)
+    return replace(page, days=days, machines=machines)
 
 
 def _unfolded(text: str) -> list[str]:

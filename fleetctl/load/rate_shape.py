@@ -19,12 +19,15 @@ class RateShape(StrEnum):
 
     steady = "steady"  # the rate all the time
     ramp = "ramp"  # from nothing to the rate, over the whole run
-    burst = "burst"  # a quarter of the rate, and all of it for 10 s of each minute
+    burst = "burst"  # a quarter of the rate, and all of it for the last 10 s of each minute, or sixth of a shorter run
     wave = "wave"  # from a quarter to all of it and back, once in the run
 
 
-def _burst(at_s: float, _: float) -> float:
-    return 1.0 if at_s % BURST_EVERY_S >= BURST_EVERY_S - BURST_S else QUIET_SHARE
+def _burst(at_s: float, lasts_s: float) -> float:
+    """In a run shorter than the time between two bursts there is one, shorter by as much."""
+    every_s = min(BURST_EVERY_S, lasts_s)
+    burst_s = BURST_S * every_s / BURST_EVERY_S
+    return 1.0 if at_s % every_s >= every_s - burst_s else QUIET_SHARE
 
 
 def _wave(at_s: float, lasts_s: float) -> float:

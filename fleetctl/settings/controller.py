@@ -25,7 +25,7 @@ HOST_NAME = r"^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?$"
 
 
 STEP_NAME = r"^[a-z][a-z0-9-]{0,62}$"
-"""A channel's or program's name in a runbook step."""
+"""A program's name in a runbook step."""
 
 
 class LogSettings(Section):
@@ -42,6 +42,17 @@ class LogSettings(Section):
         ge=1,
         le=1 << 20,
         description="Size of a process's log file on this machine in MiB; then it becomes `log.1`, and is begun anew.",
+    )
+
+
+class RateLimitSettings(Section):
+    """How often one caller may ask the controller: each token, and each address that sends none. Beyond it: 429."""
+
+    reads_per_s: float = Field(
+        default=200.0, ge=1, le=1_000_000, description="Reads; up to ten seconds' worth may come at once."
+    )
+    changes_per_s: float = Field(
+        default=20.0, ge=0.1, le=1_000_000, description="Requests that change something; ten seconds' worth at once."
     )
 
 
@@ -67,6 +78,7 @@ class ControllerSettings(Section):
         le=100_000,
         description="Open connections of its HTTP API; beyond them clients that have sent no whole request go first.",
     )
+    rate_limits: RateLimitSettings = Field(default=RateLimitSettings())
     gateways: tuple[Annotated[str, Field(pattern=r"^https?://[^/]+/?$")], ...] = Field(
         default=(),
         max_length=100,
@@ -189,13 +201,6 @@ class ActionSettings(Section):
     per_hour: ActionBudgetSettings = Field(default=ActionBudgetSettings())
     breaker: BreakerSettings = Field(default=BreakerSettings())
 
-    channels: dict[Annotated[str, Field(pattern=STEP_NAME)], Path] = Field(
-        default_factory=dict,
-        max_length=100,
-        description="What `notify` may tell: name to a file with the URL of its webhook, and in a second line the"
-        " Authorization header. Slack, PagerDuty (second line: routing key) and Opsgenie (API key) are known by their"
-        " URL and get their own words; `slack URL` says so of a compatible one.",
-    )
     programs: dict[Annotated[str, Field(pattern=STEP_NAME)], Path] = Field(
         default_factory=dict,
         max_length=100,
@@ -238,7 +243,7 @@ class ActionSettings(Section):
         description="A node that gave no answer for so long is not waited for: drain goes on, and stop stops it.",
     )
 
-    @field_validator("programs", "channels")
+    @field_validator("programs")
     @classmethod
     def _are_absolute(cls, files: dict[str, Path]) -> dict[str, Path]:
         for name, path in files.items():

@@ -11,4 +11,4 @@ LABEL_NAME = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 class Section(BaseModel):
     """One mapping of the settings. Its docstring and its fields' descriptions are the documentation of the keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)

@@ -28,6 +28,7 @@ from fleetctl.settings.controller import (
 from fleetctl.settings.fleet import FleetSettings
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.kubernetes import ProviderSettings
+from fleetctl.settings.notifications import LinkSettings, NotificationSettings
 from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.settings.section import LABEL_NAME
 from fleetctl.settings.signals import SignalSettings
@@ -60,6 +61,8 @@ class Settings(BaseSettings):
     autoscaler: AutoscalerSettings = Field(default=AutoscalerSettings())
     incidents: IncidentSettings = Field(default=IncidentSettings())
     audit: AuditSettings = Field(default=AuditSettings())
+    notifications: NotificationSettings = Field(default=NotificationSettings())
+    links: LinkSettings = Field(default=LinkSettings())
     signals: SignalSettings = Field(default=SignalSettings())
     gateway: GatewaySettings = Field(default=GatewaySettings())
     fleet: FleetSettings = Field(default=FleetSettings())

@@ -12,10 +12,12 @@ import gc
 import getpass
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import structlog
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -23,10 +25,13 @@ from textual.filter import LineFilter, NoColor
 from textual.widgets import ContentSwitcher, Footer, RichLog
 from textual.worker import Worker
 
-from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.told_node import KnownNodes
 from fleetctl.tui.bookmarks import Bookmark, Bookmarks
+from fleetctl.tui.completing import Names, completions
 from fleetctl.tui.deeds import Deeds, target_of
 from fleetctl.tui.fleet_pane import FleetPane
+from fleetctl.tui.guide_bar import GuideBar
 from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.help_screen import HelpScreen
 from fleetctl.tui.incident_pane import IncidentPane
@@ -34,7 +39,7 @@ from fleetctl.tui.jump import Jump, Recall
 from fleetctl.tui.list_panes import AlertsPane, AuditPane, EventsPane
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.node_pane import NodePane
-from fleetctl.tui.order import Act, Answer, Handle, Names, Order, Simple, Wrong, completions, parse_order
+from fleetctl.tui.order import Act, Answer, Handle, Order, Simple, Start, Wrong, parse_order
 from fleetctl.tui.order import Jump as JumpOrder
 from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane
@@ -45,7 +50,7 @@ from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
 from fleetctl.tui.slider import TimeSlider, slider_cells
-from fleetctl.tui.snapshot import Snapshot, Wanted, asking, is_closed
+from fleetctl.tui.snapshot import Part, Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
 from fleetctl.tui.still import Redrawn, Still
 from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TimelineEntry, TokenRole
@@ -81,7 +86,7 @@ FRAME_KEYS = (
     ("y", "copy what is chosen: a line, an incident, a run's commands"),
     ("m, then '", "bookmark what is shown, or drop it; go to a bookmark"),
     ("t", "theme: dark, light, colour-blind, no-colour"),
-    ("q", "quit"),
+    ("q, Ctrl-C", "quit; Ctrl-C while a question is asked as well"),
 )
 
 
@@ -129,6 +134,7 @@ class Cockpit(App[None]):
         Binding("apostrophe", "recall", "Bookmarks", show=False, priority=True),
         Binding("t", "theme", "Theme", show=False, priority=True),
         Binding("q", "quit", "Quit", priority=True),
+        Binding("ctrl+c", "interrupt", "Quit", show=False, priority=True),
     ]
 
     def __init__(
@@ -174,6 +180,7 @@ class Cockpit(App[None]):
         # Held, not looked up: a look-up searches the top screen, which may be a question to the person.
         self._bar = StatusBar(title)
         self._places = PlaceBar()
+        self._guide = GuideBar()
         self._slider_bar = Still(id="slider")
         self._slider_bar.display = slider is not None
         self._fleet = FleetPane()
@@ -205,6 +212,7 @@ class Cockpit(App[None]):
         """Status, screens, story, prompt and footer."""
         yield self._bar
         yield self._places
+        yield self._guide
         yield self._slider_bar
         yield self._switcher
         with self._story_panel:
@@ -223,6 +231,7 @@ class Cockpit(App[None]):
             self._reader = SnapshotReader(self._controller, self._now)
             self.run_worker(self._poll(self._reader, self._poll_every_s), name="poller", exit_on_error=True)
             self.run_worker(self._follow(self._controller, self._reader), name="follower", exit_on_error=True)
+            self.run_worker(self._follow_nodes(self._controller, self._reader), name="nodes", exit_on_error=True)
         if self._until is not None:
             self.run_worker(self._leave_when_done(self._until), name="until", exit_on_error=True)
         for told in self._story:
@@ -242,6 +251,10 @@ class Cockpit(App[None]):
             self.post_message(StoryTold(line))
         else:
             self._story.append(line)
+
+    def say(self, title: str, sees: str, do: str = "") -> None:
+        """What a guide says above the screen. Only once `on_ready` was called."""
+        self._guide.say(title, sees, do)
 
     @property
     def _pane(self) -> Pane:
@@ -303,6 +316,13 @@ class Cockpit(App[None]):
         pane.main.focus()
         self._follow_log()
         self._wake.set()
+
+    async def on_event(self, event: events.Event) -> None:
+        """A key that follows `g` is taken here, in the order in which keys come."""
+        if isinstance(event, events.Key) and isinstance(self.screen, Jump):
+            self.screen.take(event.key)
+            return
+        await super().on_event(event)
 
     def action_jump(self) -> None:
         """The next key names a screen."""
@@ -391,6 +411,8 @@ class Cockpit(App[None]):
                 self.go(visit)
             case Act():
                 self._deeds.act(order, self.snapshot.nodes)
+            case Start():
+                self._deeds.start(order, self.snapshot.nodes)
             case Answer(run_id, approve):
                 self._answer(run_id, approve)
             case Handle(what, incident_id, to):
@@ -430,6 +452,8 @@ class Cockpit(App[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only the keys that can do something now are shown and work."""
+        if action == "interrupt":
+            return True
         if action == "pop_screen":
             return len(self.screen_stack) > 1
         if len(self.screen_stack) > 1 and action != "focus_next":
@@ -563,6 +587,10 @@ class Cockpit(App[None]):
 
         self.push_screen(Recall(self._bookmarks.kept), chosen)
 
+    def action_interrupt(self) -> None:
+        """Ctrl-C ends it at any moment, as it ends every command."""
+        self.exit()
+
     def action_theme(self) -> None:
         """The next palette."""
         self._use_palette(after(chosen().name))
@@ -626,14 +654,37 @@ class Cockpit(App[None]):
                 log.debug("events.unread", error=error.message)
             await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
 
+    async def _follow_nodes(self, controller: CockpitClient, reader: SnapshotReader) -> None:
+        """Have nodes told as they change, while a screen shows them. While they can't be followed, they are read."""
+        known = KnownNodes()
+        while True:
+            if Part.NODES in self._pane.NEEDS:
+                try:
+                    async with aclosing(controller.follow_nodes(known)) as told:
+                        async for _ in told:
+                            reader.heard_nodes(known)
+                            self._wake_soon()
+                            if Part.NODES not in self._pane.NEEDS:
+                                break
+                except BadInputError:  # a recording, or an older controller: they tell lists alone
+                    return
+                except FleetctlError as error:
+                    log.debug("nodes.unread", error=error.message)
+                finally:
+                    reader.lost_nodes()
+            await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
+
     def _heard(self, reader: SnapshotReader, entries: list[TimelineEntry], after: int) -> int:
         """The number of the last one."""
         if entries:
             reader.heard(entries)
-            if not self._is_waking:  # a storm of events is read in parts
-                self._is_waking = True
-                self.set_timer(EVENTS_GAP_S, self._wake_up)
+            self._wake_soon()
         return max((entry.seq for entry in entries), default=after)
+
+    def _wake_soon(self) -> None:
+        if not self._is_waking:  # a storm of events is read in parts
+            self._is_waking = True
+            self.set_timer(EVENTS_GAP_S, self._wake_up)
 
     def _wake_up(self) -> None:
         self._is_waking = False

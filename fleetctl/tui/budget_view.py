@@ -7,6 +7,7 @@ from fleetctl.tui.snapshot import Budget
 
 PERIOD_S = 30 * 86_400.0  # of the objectives, as the burn rates of alerts/rules/slo.yaml count it
 FAST = 14.4  # 2 % of the month's budget in an hour: where that file pages
+LEAST_TOLD = 0.05  # a lower rate is no news
 BURNS = 1.0  # from here on the budget is gone before its period is
 
 Row = tuple[Cell, ...]
@@ -22,7 +23,9 @@ def budget_section(budgets: tuple[Budget, ...] | None) -> StorySection:
     burning = sorted((one for one in told if _burns(one)), key=lambda one: -(one.worst or 0.0))
     if not burning:
         first = max(told, key=lambda one: one.worst or 0.0)
-        calm = f"No error budget burns: the highest rate is {_times(first.worst)}, {first.pool} {first.slo}"
+        calm = "No error budget burns"
+        if (first.worst or 0.0) >= LEAST_TOLD:
+            calm += f": the highest rate is {_times(first.worst)}, {first.pool} {first.slo}"
         return StorySection(Cell(calm, Tone.DIM))
     titles = ("pool", "objective", "kept", "5m", "1h", "6h", "a month's budget")
     rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=1 < at < 6) for at, title in enumerate(titles))]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fleetctl.wire import Signal
+from fleetctl.wire import NONE_ON_RECORD_S, Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "-"
@@ -178,6 +178,10 @@ def quantity(value: float | None, unit: str) -> str:
         return f"{value * 100:.0f} points"
     if unit == "seconds":
         return span(value)
+    if unit == "before_onset":
+        if value >= NONE_ON_RECORD_S:
+            return "none on record"
+        return f"{span(abs(value))} {'before' if value > 0 else 'after'} it began"
     if unit == "times":
         return f"{value:.1f}×"
     if unit == "tokens":

@@ -14,7 +14,7 @@ from textual.app import App
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.tui.confirm import Confirm, Told
 from fleetctl.tui.incident_view import plan_of
-from fleetctl.tui.order import Act, is_dangerous
+from fleetctl.tui.order import Act, Start, is_dangerous
 from fleetctl.tui.reader import CockpitClient
 from fleetctl.wire import (
     ActionRequest,
@@ -92,6 +92,29 @@ class Deeds:
         self._ask(
             Confirm(f"{order.verb.name} {order.target}?", details, order.verb.name.capitalize(), name=needs_name), send
         )
+
+    def start(self, order: Start, nodes: Sequence[Node]) -> None:
+        """Run a page, or tell what it would do."""
+        page = RunRequest(
+            runbook=order.runbook,
+            inputs=dict(order.inputs),
+            reason="from the cockpit",
+            requested_by=self._by,
+            dry_run=order.dry_run,
+            approve=not order.dry_run,
+        )
+        words = " ".join((order.runbook, *(f"{key}={value}" for key, value in order.inputs.items())))
+        if order.dry_run:
+            self._dry(f"fleetctl runbook run {words}", lambda: self._controller.start_run(page))
+            return
+
+        async def send(_: str) -> None:
+            answer = await self._controller.start_run(page)
+            log.info("run.requested", run_id=answer.id, runbook=order.runbook, by=self._by)
+            self._notify(f"{answer.title or words}: {status_words(answer)}")
+
+        details = (f"fleetctl runbook run {words}", *standing_of(order.target, nodes))
+        self._ask(Confirm(f"Run {words}?", details, "Run", name=order.target), send)
 
     def try_run(self, run: Run) -> None:
         """What a proposal would do, by a dry run of the same page."""

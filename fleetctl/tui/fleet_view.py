@@ -23,7 +23,7 @@ from fleetctl.tui.cell import (
 )
 from fleetctl.tui.listing import Column, Line, Order, grouped, matches, ordered
 from fleetctl.tui.node_view import PHASES
-from fleetctl.tui.snapshot import Part, Snapshot, Tail, Trend
+from fleetctl.tui.snapshot import Snapshot, Tail, Trend
 from fleetctl.wire import GroupBy, GroupLoad, GroupSignal, Node, NodePhase, PoolState, Signal
 
 BAR_WIDTH = 6
@@ -34,7 +34,7 @@ NO_TAIL, NO_TREND = Tail(), Trend()
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node as it is shown: `drift_s` since it was read."""
+    """One node as it is shown: `drift_s` since it was told."""
 
     node: Node
     drift_s: float
@@ -200,12 +200,11 @@ def fleet_lines(
 
     Stopped nodes are left out: a month of replacements would fill the screen. The header counts them.
     """
-    drift_s = snapshot.drift_s(Part.NODES, now)
     is_past = snapshot.cut_off_since is not None
     rows = [
         NodeRow(
             node,
-            drift_s,
+            snapshot.node_drift_s(node.name, now),
             snapshot.node_tails.get(node.name, NO_TAIL),
             snapshot.trends.get(node.name, NO_TREND),
             is_past,
@@ -222,11 +221,9 @@ def fleet_lines(
 def _heading(snapshot: Snapshot, group: str, name: str, rows: Sequence[NodeRow]) -> tuple[Cell, ...]:
     """A group's name, how many serve, what they come to, and what its pool is about."""
     ready = sum(row.node.phase is NodePhase.READY for row in rows)
-    of = f"{ready}/{len(rows)} ready"
-    cells = [
-        Cell(f"{group} {name or UNKNOWN}", Tone.STRONG),
-        Cell(of, Tone.PLAIN if ready == len(rows) else Tone.WARN),
-    ]
+    of, tone = f"{ready}/{len(rows)} ready", Tone.PLAIN if ready == len(rows) else Tone.WARN
+    is_past = snapshot.cut_off_since is not None
+    cells = [Cell(f"{group} {name or UNKNOWN}", Tone.STRONG), Cell(f"{of}?", Tone.DIM) if is_past else Cell(of, tone)]
     load = _load(snapshot, group, name)
     if load is not None:
         cells += load_cells(load)

@@ -61,7 +61,7 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
     if rules:
         rules = (Cell(count(len(rules), "traffic rule"), Tone.WARN), *rules)  # first: the line may be cut at its end
     clock, role = sev_clock(snapshot, now), role_cell(snapshot)
-    facts = (*((clock,) if clock is not None else ()), *facts, *((role,) if role is not None else ()))
+    facts = tuple(one for one in (clock, role) if one is not None) + facts  # where 80 columns end, the last are cut
     if snapshot.cut_off_since is not None:
         facts, rules = (tuple(Cell(f"{one.text}?", Tone.DIM) for one in cells) for cells in (facts, rules))
     return HeaderView(facts, link_cell(snapshot, now), rules)
@@ -90,8 +90,8 @@ def sev_clock(snapshot: Snapshot, now: float) -> Cell | None:
     first = min(open_ones, key=lambda one: one.due_at or 0.0)
     left_s = (first.due_at or 0.0) - now
     if left_s < 0:
-        return Cell(f"⏱ {first.sev} over by {span(-left_s)}", Tone.BAD)
-    return Cell(f"⏱ {first.sev} {span(left_s)} left", Tone.WARN)
+        return Cell(f"{first.sev} over by {span(-left_s)}", Tone.BAD)
+    return Cell(f"{first.sev} {span(left_s)} left", Tone.WARN)
 
 
 def role_cell(snapshot: Snapshot) -> Cell | None:

@@ -13,6 +13,8 @@ from fleetctl.wire import (
     Evidence,
     Incident,
     IncidentStatus,
+    Notification,
+    NotificationState,
     Run,
     RunStatus,
     StepRecord,
@@ -155,13 +157,37 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
         rows.append((Cell("who", Tone.DIM), Cell(f"nobody{take}", Tone.WARN)))
     if (until := incident.handling.silenced_until) is not None and until > now:
         rows.append((Cell("silenced", Tone.DIM), Cell(f"until {clock_time(until)}, {incident.handling.silence_id}")))
+    rows += _told(incident)
     if names:
         rows.append((Cell("alerts", Tone.DIM), Cell(names)))
+    if incident.dashboard:
+        rows.append((Cell("graphs", Tone.DIM), Cell(incident.dashboard)))
     if incident.imported_from:
         rows.append((Cell("imported", Tone.DIM), Cell(f"written by {incident.imported_from}; nothing acts on it")))
     if incident.postmortem:
         rows.append((Cell("written", Tone.DIM), Cell(incident.postmortem)))
     return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))
+
+
+def _told(incident: Incident) -> list[tuple[Cell, Cell]]:
+    """Who was told and when, the last word to each; who answered is in the line above."""
+    last: dict[str, Notification] = {}
+    for one in incident.notifications:
+        if one.state not in (NotificationState.MERGED, NotificationState.DROPPED) or one.receiver not in last:
+            last[one.receiver] = one
+    rows: list[tuple[Cell, Cell]] = []
+    for name, one in last.items():
+        text = f"{name} {clock_time(one.ended_at or one.created_at)}, {one.kind}: {one.state.value}"
+        match one.state:
+            case NotificationState.FAILED:
+                text, tone = f"{text}: {one.why}", Tone.BAD
+            case NotificationState.WAITING | NotificationState.HELD:
+                why = one.held_by.replace("_", " ") or one.why
+                text, tone = f"{text}{f': {why}' if why else ''}", Tone.WARN
+            case _:
+                tone = Tone.PLAIN
+        rows.append((Cell("told", Tone.DIM), Cell(text, tone)))
+    return rows
 
 
 def _ask(run: Run, now: float, *, may_decide: bool) -> StorySection:

@@ -33,14 +33,10 @@ class Jump(ModalScreen[None]):
         with Vertical(id="jump"):
             yield Static(table)
 
-    def on_key(self, event: events.Key) -> None:
-        """Any key ends it. What was typed behind that key is meant for the screen that comes."""
-        event.stop()
-        event.prevent_default()
-        if not self.is_current:
-            self.app.post_message(events.Key(event.key, event.character))
-            return
-        if (place := JUMPS.get(event.key)) is not None:
+    def take(self, key: str) -> None:
+        """Any key ends it. The app calls this for the next key; what is typed behind it is meant for the screen that
+        comes, and would be told late, and behind later keys, had it to leave this screen's queue first."""
+        if (place := JUMPS.get(key)) is not None:
             self._lead(place)
         self.dismiss()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fleetctl.tui.cell import (
     UNKNOWN,
@@ -10,7 +10,6 @@ from fleetctl.tui.cell import (
     StorySection,
     Tone,
     age,
-    bar,
     clip,
     count,
     percent,
@@ -20,10 +19,11 @@ from fleetctl.tui.cell import (
     whole,
 )
 from fleetctl.tui.snapshot import Part, Snapshot, Tail
-from fleetctl.wire import DeepCheck, Gpu, HeldRequest, HeldRequests, Node, NodePhase, Pool, PoolState
+from fleetctl.wire import DeepCheck, Gpu, HeldRequest, HeldRequests, KvBlocks, Node, NodePhase, Pool, PoolState
 
 MAX_REQUESTS = 30
 REQUEST_ID_WIDTH = 22
+KV_LINE, KV_LINES = 56, 2  # signs: what half of 120 columns has room for
 PHASES: dict[NodePhase, tuple[str, Tone]] = {
     NodePhase.STARTING: ("◔", Tone.BUSY),
     NodePhase.READY: ("●", Tone.GOOD),
@@ -38,9 +38,25 @@ PHASES: dict[NodePhase, tuple[str, Tone]] = {
 
 def node_lines(node: Node, now: float, pool: Pool | None = None) -> tuple[Cell, ...]:
     """What the table has no room for, about one node and the pool that it is in."""
+    what, where, check, *owner = _is(node, pool)
+    state, *cards, fires = _state(node, now)
+    return (state, what, where, check, _more_signals(node), *cards, *owner, fires)
+
+
+def _state(node: Node, now: float) -> tuple[Cell, ...]:
+    """Its phase, its cards, its alerts."""
     glyph, tone = PHASES[node.phase]
     state = f"{glyph} {node.phase.value.replace('_', ' ')}"
     since = f" for {span(now - node.since)}" if node.since is not None else ""
+    return (
+        Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
+        *(_card_line(card) for card in node.gpus),
+        Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
+    )
+
+
+def _is(node: Node, pool: Pool | None) -> tuple[Cell, ...]:
+    """What seldom changes: what it serves, where it is, whether its answers were right, its pool."""
     probed = UNKNOWN if node.probe_age_s is None else f"{age(node.probe_age_s)} ago"
     facts = [
         ("pool", node.pool),
@@ -50,14 +66,10 @@ def node_lines(node: Node, now: float, pool: Pool | None = None) -> tuple[Cell, 
         ("revision", node.revision),
     ]
     return (
-        Cell(f"{node.name}  {state}{since}{': ' + node.reason if node.reason else ''}", tone),
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
         Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
         _deep_check(node.deep_check),
-        _more_signals(node),
-        *(_card_line(card) for card in node.gpus),
         *((_pool_line(pool),) if pool is not None else ()),
-        Cell(f"▲ {', '.join(node.alerts)}", Tone.BAD) if node.alerts else Cell("no alerts", Tone.DIM),
     )
 
 
@@ -103,6 +115,46 @@ def _deep_check(check: DeepCheck) -> Cell:
     return Cell(f"deep check {check.result}{ago}" + (f": {check.detail}" if check.detail else ""), tone)
 
 
+def _kv_map(kv: KvBlocks | None) -> StorySection:
+    """Every block by its use, drawn to scale in the order in which they go: from the right."""
+    if kv is None:
+        return StorySection(Cell("KV cache: not known yet", Tone.DIM))
+    if kv.unknown:
+        return StorySection(Cell(f"What its KV cache is used for is not known: {kv.unknown}", Tone.WARN))
+    uses = (
+        ("█", "shared by several requests", kv.num_shared, Tone.PLAIN),
+        ("▓", "held by one", kv.num_held - kv.num_shared, Tone.PLAIN),
+        ("▒", "kept, found again before", kv.num_kept_reused, Tone.BUSY),
+        ("░", "kept for a prompt that begins the same", kv.num_kept - kv.num_kept_reused, Tone.BUSY),
+        ("·", "blank", kv.num_blank, Tone.DIM),
+    )
+    signs = shares([number for _, _, number, _ in uses], KV_LINES * KV_LINE)
+    drawn = "".join(sign * times for (sign, *_), times in zip(uses, signs, strict=True))
+    notes = tuple(Cell(drawn[at : at + KV_LINE]) for at in range(0, len(drawn), KV_LINE))
+    rows = tuple(
+        (
+            Cell(sign, tone),
+            Cell(f"{number:,}", right=True),
+            Cell(percent(number / max(1, kv.num_blocks)), right=True),
+            Cell(meaning, tone),
+        )
+        for sign, meaning, number, tone in uses
+        if number > 0 or sign == "▓"
+    )
+    heading = f"KV cache: {kv.num_blocks:,} blocks of {kv.block_size} tokens, the first to go at the right"
+    return StorySection(Cell(heading, Tone.STRONG), rows, notes)
+
+
+def shares(numbers: Sequence[int], signs: int) -> list[int]:
+    """How many of so many signs each number gets: to scale, and at least one where there is anything."""
+    total = sum(numbers)
+    if total <= 0:
+        return [0] * len(numbers)
+    given = [max(1, number * signs // total) if number > 0 else 0 for number in numbers]
+    given[given.index(max(given))] += signs - sum(given)
+    return given
+
+
 def _held(held: HeldRequests | None) -> StorySection:
     """Requests in flight, one a line, the oldest first."""
     if held is None:
@@ -140,7 +192,7 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
         yield StorySection(Cell(text, Tone.DIM))
         return
     pool = next((one for one in snapshot.pools if one.name == node.pool), None)
-    first, *rest = node_lines(node, now, pool)
+    first, *rest = _state(node, now)
     yield StorySection(first, (), tuple(rest))
     drift_s = snapshot.drift_s(Part.NODE, now)
     tail = snapshot.node_tails.get(node.name, Tail())
@@ -148,28 +200,26 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
         ("running", signal_cell(node.running, drift_s, whole), "waiting", node.waiting, whole),
         ("KV", signal_cell(node.kv_ratio, drift_s, percent), "prefix hit", node.prefix_hit_ratio, percent),
         ("step", signal_cell(node.step_s, drift_s, span), "preempted", node.preemption_ratio, percent),
-        ("TTFT", signal_cell(node.ttft_s, drift_s, span), "ITL", node.itl_s, span),
         ("tok/s", signal_cell(node.tokens_per_s, drift_s, rate), "prompt tok/s", node.prompt_tokens_per_s, rate),
+        ("TTFT", signal_cell(node.ttft_s, drift_s, span), "ITL", node.itl_s, span),
     )
     rows = [
         (Cell(left, Tone.DIM), value, Cell("   "), Cell(right, Tone.DIM), signal_cell(signal, drift_s, write))
         for left, value, right, signal, write in told
     ]
-    past = [("TTFT p99", tail.ttft_s, tail.ttft_before_s), ("ITL p99", tail.itl_s, tail.itl_before_s)]
-    rows += [
+    rows.append(
         (
-            Cell(what, Tone.DIM),
-            Cell(span(value), right=True),
+            Cell("p99/1h ago", Tone.DIM),
+            Cell(f"{span(tail.ttft_s)}/{span(tail.ttft_before_s)}", right=True),
             Cell("   "),
-            Cell("an hour ago", Tone.DIM),
-            Cell(span(old)),
+            Cell("p99/1h ago", Tone.DIM),
+            Cell(f"{span(tail.itl_s)}/{span(tail.itl_before_s)}", right=True),
         )
-        for what, value, old in past
-    ]
-    kv = node.kv_ratio.value
-    notes = (Cell(f"KV {bar(kv, 40)}│", Tone.PLAIN),) if kv is not None and kv == kv else ()
-    yield StorySection(Cell("Now", Tone.STRONG), tuple(rows), notes)
+    )
+    yield StorySection(Cell("Now", Tone.STRONG), tuple(rows))
+    yield _kv_map(snapshot.kv)
     yield _held(snapshot.requests)
+    yield StorySection(Cell("What it is", Tone.STRONG), (), _is(node, pool))
     if node.abilities:
         can = tuple(
             (

@@ -37,7 +37,10 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
     if not incidents and not alone:
         quiet = "Nothing hurts: no incident is open, no alert fires."
         return StorySection(Cell(quiet, Tone.DIM if unknown else Tone.GOOD), (), tuple(notes))
-    heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
+    if incidents:
+        heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
+    else:
+        heading = f"{count(len(alone), 'alert')} without an incident   g a explains"
     rows: list[Row] = [_incident(one, snapshot, now) for one in incidents]
     for alert in alone[:NUM_ALERTS]:
         since = age(now - alert.fired_at) if alert.fired_at is not None else UNKNOWN

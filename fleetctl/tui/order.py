@@ -1,4 +1,4 @@
-"""The command line of the cockpit: what nouns and verbs of `fleetctl` mean here, and their completion. Pure.
+"""The command line of the cockpit: what nouns and verbs of `fleetctl` mean here. Pure.
 
 A noun goes to a screen. A verb is the command itself: the controller judges it, as it does what a shell sends.
 """
@@ -12,7 +12,6 @@ from typing import Literal
 from fleetctl.tui.place import Place, Visit
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
-from runbooks.target import TargetKind
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
@@ -72,6 +71,16 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Run a page; `dry_run`: only ask what it would do. `target`: what it is about, to be typed again."""
+
+    runbook: str
+    inputs: Mapping[str, str]
+    target: str
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Approve or deny a run."""
 
@@ -103,7 +112,7 @@ class Wrong:
     remedy: str = ""
 
 
-Order = Jump | Act | Answer | Handle | Simple | Wrong
+Order = Jump | Act | Start | Answer | Handle | Simple | Wrong
 
 GENTLE = frozenset({"cordon"})
 """Take nodes out, and end or move nothing of what they hold."""
@@ -118,18 +127,6 @@ SIMPLE: dict[str, Literal["help", "quit", "refresh"]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What is there, for completion."""
-
-    nodes: Sequence[str] = ()
-    pools: Sequence[str] = ()
-    incidents: Sequence[str] = ()
-    runs: Sequence[str] = ()
-    runbooks: Sequence[str] = ()
-    alerts: Sequence[str] = ()
-
-
 def parse_order(text: str) -> Order:
     """What a typed line means."""
     words = text.split()
@@ -139,9 +136,9 @@ def parse_order(text: str) -> Order:
         return Wrong("nothing was typed", "a kind (nodes, alerts) or a command (drain node-2)")
     if len(words) == 1 and words[0] in SIMPLE:
         return Simple(SIMPLE[words[0]])
-    if words[0] in ("incident", "runbook") and (special := _special(words)) is not None:
+    if words[0] in ("incident", "runbook", "replace") and (special := _special(words)) is not None:
         return special
-    if _verb_of(words) is None:
+    if verb_of(words) is None:
         return _jump(words)
     dry_run = "--dry-run" in words
     command = " ".join(word for word in text.split() if word not in ("--dry-run", "fleetctl"))
@@ -164,14 +161,38 @@ def _special(words: list[str]) -> Order | None:
             return Answer(run_id, what == "approve")
         case ["runbook", "approve" | "deny" as what]:
             return Wrong(f"runbook {what}: which run?", f"runbook {what} RUN")
+        case ["replace", *rest]:
+            return _replace(rest)
+        case ["runbook", "run", *rest]:
+            return _run_page(rest)
     return None
+
+
+def _replace(words: list[str]) -> Order:
+    """The page behind `fleetctl replace`."""
+    match [word for word in words if word != "--dry-run"]:
+        case [node]:
+            inputs = {"node": node}
+        case [node, "--deadline", deadline]:
+            inputs = {"node": node, "deadline": deadline}
+        case _:
+            return Wrong("replace: which node?", "replace NODE [--deadline 30s] [--dry-run]")
+    return Start("replace-node", inputs, node, "--dry-run" in words)
+
+
+def _run_page(words: list[str]) -> Order:
+    rest = [word for word in words if word != "--dry-run"]
+    if not rest or not all("=" in word for word in rest[1:]):
+        return Wrong("runbook run: which page, with which inputs?", "runbook run replace-node node=node-2 [--dry-run]")
+    inputs = dict(word.split("=", 1) for word in rest[1:])
+    return Start(rest[0], inputs, inputs.get("node") or inputs.get("pool") or rest[0], "--dry-run" in words)
 
 
 def _jump(words: list[str]) -> Order:
     rest = [word for word in words if word not in LOOKING]
     if not rest or (rest[0] not in NOUNS):
         wrong = rest[0] if rest else words[0]
-        near = [name for name in (*NOUNS, *VERBS) if name.startswith(wrong[:2])]
+        near = [name for name in (*NOUNS, *VERBS, "replace") if name.startswith(wrong[:2])]
         return Wrong(
             f"{wrong!r} is no kind and no command of the cockpit", f"perhaps {', '.join(near[:4])}" if near else "?"
         )
@@ -181,70 +202,8 @@ def _jump(words: list[str]) -> Order:
     return Jump(Visit(place, subject), GROUPED.get(rest[0]))
 
 
-def _verb_of(words: Sequence[str]) -> Verb | None:
+def verb_of(words: Sequence[str]) -> Verb | None:
     return VERBS.get(" ".join(words[:2])) or VERBS.get(words[0]) if words else None
-
-
-def completions(text: str, names: Names) -> list[str]:
-    """Whole lines that begin with what was typed, the shortest first."""
-    head, _, last = text.rpartition(" ")
-    words = head.split()
-    offered = sorted({one for one in _offered(words, names) if one.startswith(last) and one != last}, key=_by_length)
-    return [f"{head} {one}" if head else one for one in offered[:20]]
-
-
-def _by_length(text: str) -> tuple[int, str]:
-    return len(text), text
-
-
-def _offered(words: list[str], names: Names) -> list[str]:
-    if not words:
-        return [
-            *NOUNS,
-            "get",
-            "describe",
-            *(name.split()[0] for name in VERBS),
-            *(one for one in SIMPLE if len(one) > 1),
-        ]
-    if words in (["get"], ["describe"]):
-        return list(NOUNS)
-    verb = _verb_of(words)
-    rest = [word for word in words if word not in LOOKING]
-    if verb is None:
-        second = [name.split()[1] for name in VERBS if " " in name and name.split()[0] == words[0]]
-        return [*second, *_subjects(rest, names)]
-    taken = len(verb.name.split())
-    if len(words) == taken:
-        return _targets(verb, names)
-    used = set(words)
-    return [option for option in (*(one.name for one in verb.options), "--dry-run") if option not in used]
-
-
-def _subjects(rest: list[str], names: Names) -> list[str]:
-    match rest:
-        case ["node" | "nodes" | "logs"]:
-            return list(names.nodes)
-        case ["incident"]:
-            return ["ack", "assign", *names.incidents]
-        case ["incident", "ack" | "assign"] | ["incidents"]:
-            return list(names.incidents)
-        case ["runbook"]:
-            return ["approve", "deny", *names.runbooks]
-        case ["runbook", "approve" | "deny"] | ["run"]:
-            return list(names.runs)
-        case ["alert" | "alerts"]:
-            return list(names.alerts)
-    return []
-
-
-def _targets(verb: Verb, names: Names) -> list[str]:
-    found: list[str] = []
-    if TargetKind.NODE in verb.kinds:
-        found += names.nodes
-    if TargetKind.POOL in verb.kinds:
-        alone = verb.kinds == (TargetKind.POOL,)
-        found += [pool if alone else f"pool/{pool}" for pool in names.pools]
-    return found
 
 
 def is_dangerous(verb: Verb, command: str) -> bool:

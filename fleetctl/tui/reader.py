@@ -1,7 +1,8 @@
 """The one reader of the controller: each turn it reads what the screen needs and what is due, and keeps the rest.
 
-A part is due when its period is over, or when an event said that it changed. Signals of nodes change only as often as
-nodes are scraped: a large fleet is read no oftener than that, and its phases are told by events.
+A part is due when its period is over, or when an event said that it changed. Nodes are told as they change, by a stream
+of their own while a screen shows them; where there is none they are read as a list, of a large fleet no oftener than
+they are scraped.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.told_node import KnownNodes
 from fleetctl.tui.chart_view import COLUMNS
 from fleetctl.tui.snapshot import Budget, Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed
 from fleetctl.wire import (
@@ -30,6 +32,7 @@ from fleetctl.wire import (
     Incident,
     IncidentCharts,
     IncidentNote,
+    KvBlocks,
     Node,
     NodeGroup,
     NodePhase,
@@ -54,15 +57,16 @@ class CockpitClient(Protocol):
     async def nodes(self) -> list[Node]: ...
     async def node(self, name: str, /) -> Node: ...
     async def node_requests(self, name: str, /) -> HeldRequests: ...
+    async def node_kv(self, name: str, /) -> KvBlocks: ...
     async def pools(self) -> list[Pool]: ...
     async def groups(self, by: GroupBy, /) -> list[NodeGroup]: ...
     async def alerts(self) -> list[Alert]: ...
     async def explain_alert(self, fingerprint: str, /) -> AlertExplanation: ...
-    async def incidents(self, status: str | None = None) -> list[Incident]: ...
+    async def incidents(self, status: str | None = None, limit: int | None = None) -> list[Incident]: ...
     async def incident(self, incident_id: str, /) -> Incident: ...
     async def incident_charts(self, incident_id: str, columns: int = 120) -> IncidentCharts: ...
     async def runbook(self, name: str, /) -> RunbookInfo: ...
-    async def runs(self, incident_id: str | None = None) -> list[Run]: ...
+    async def runs(self, incident_id: str | None = None, limit: int | None = None) -> list[Run]: ...
     async def routing(self, after: int | None = None, wait_s: float = 0.0) -> RoutingTable | None: ...
     async def tenants(self) -> list[TenantUse]: ...
     async def rollouts(self, pool: str | None = None) -> list[Rollout]: ...
@@ -70,6 +74,7 @@ class CockpitClient(Protocol):
     async def audit(self, *, limit: int = 200) -> list[AuditRow]: ...
     async def query(self, expr: str, /) -> dict[str, Any]: ...
     def follow_events(self, after: int | None = None) -> AsyncIterator[TimelineEntry]: ...
+    def follow_nodes(self, known: KnownNodes | None = None) -> AsyncGenerator[KnownNodes, None]: ...
     async def newest_events(self, limit: int = 1000) -> list[TimelineEntry]: ...
     def follow_node_logs(self, name: str, lines: int, /) -> AsyncIterator[str]: ...
     async def act(self, request: ActionRequest, /) -> Run: ...
@@ -101,7 +106,10 @@ BEHIND: dict[Part, int] = {Part.INCIDENTS: 5, Part.FOCUS: 5, Part.POOLS: 5, Part
 """What header, questions and completion need of what the screen does not show, and after how many turns it is read."""
 UNASKED = frozenset({Part.INCIDENTS, Part.FOCUS})  # of them, those that events have read at once
 MAX_EVENTS = 10_000
+MAX_INCIDENTS = 500  # the newest: older ones are fleetctl's to list
+MAX_RUNS = 1000
 TREND_LENGTH = 40
+NO_TREND = Trend()
 PAST_S = 3600
 OBJECTIVES = "llm:objective_ratio"
 BURNS = "llm:slo_errors:ratio_rate{} / (1 - llm:objective_ratio) and llm:slo_total:rate offset {}"
@@ -126,6 +134,10 @@ class SnapshotReader:
         self._trends: dict[str, tuple[deque[float | None], deque[float | None]]] = {}
         self._events: deque[TimelineEntry] = deque(maxlen=MAX_EVENTS)
         self._told_events: tuple[TimelineEntry, ...] | None = ()  # the same while none came: nothing is listed anew
+        self._told_nodes: dict[str, Node] | None = None  # None: nobody tells of them, they are read
+        self._told_at: dict[str, float] = {}  # when each was last told
+        self._told_anew: set[str] = set()  # names of those that were told since nodes were last shown
+        self._has_told = False  # what is shown of nodes is not what was told last
 
     def heard(self, entries: Iterable[TimelineEntry]) -> None:
         """Events came: what they are about is read again."""
@@ -137,6 +149,22 @@ class SnapshotReader:
             self._stale |= TOLD_BY_EVENTS
             if any(entry.node is not None for entry in new):
                 self._stale |= TOLD_OF_NODES
+
+    def heard_nodes(self, known: KnownNodes) -> None:
+        """The stream of nodes told of changes, or of all of them."""
+        now = self._now()
+        self._told_nodes = dict(known.nodes)
+        self._told_at = {
+            name: now if name in known.changed else self._told_at.get(name, now) for name in self._told_nodes
+        }
+        self._told_anew |= known.changed
+        self._has_told = True
+
+    def lost_nodes(self) -> None:
+        """The stream of nodes is cut, or nobody follows it: until it goes on they are read."""
+        if self._told_nodes is not None:
+            self._told_nodes = None
+            self._stale.add(Part.NODES)
 
     def forget(self) -> None:
         """A person did something, or asked to look again: everything is read anew."""
@@ -176,6 +204,8 @@ class SnapshotReader:
             if part in OF_SCRAPES and is_shown and len(self._last.nodes) > LARGE_FLEET:
                 every = max(every, LARGE_EVERY_TURNS)
             is_stale = part in self._stale and (is_shown or part in UNASKED)
+            if part is Part.NODES and self._told_nodes is not None:
+                continue
             if is_stale or self._turn - self._read_in.get(part, -1000) >= every:
                 due.add(part)
         return due
@@ -211,6 +241,9 @@ class SnapshotReader:
         changes: dict[str, Any] = {}
         for change in found:
             changes |= change
+        if self._told_nodes is not None and self._has_told:
+            changes |= self._nodes_as_told(self._told_nodes)
+            due.add(Part.NODES)
         if Part.FOCUS in due:
             changes |= await self._focus(changes.get("incidents", last.incidents))
         if Part.CHARTS in due:
@@ -230,15 +263,28 @@ class SnapshotReader:
         return await self._controller.caller()
 
     async def _nodes(self) -> dict[str, Any]:
-        nodes = tuple(sorted(await self._controller.nodes(), key=_stopped_last))
-        for name in self._trends.keys() - {node.name for node in nodes}:
+        nodes = await self._controller.nodes()
+        return {**self._shown(nodes, {node.name for node in nodes}), "node_told_at": {}}
+
+    def _nodes_as_told(self, nodes: dict[str, Node]) -> dict[str, Any]:
+        changed, self._told_anew, self._has_told = self._told_anew, set(), False
+        return {**self._shown(nodes.values(), changed), "node_told_at": self._told_at}
+
+    def _shown(self, nodes: Iterable[Node], changed: set[str]) -> dict[str, Any]:
+        """The nodes in their order, with what those that were told anew have told lately."""
+        ordered = tuple(sorted(nodes, key=_stopped_last))
+        trends = {node.name: self._last.trends.get(node.name, NO_TREND) for node in ordered}
+        for node in ordered:
+            if node.name in changed:
+                ttft, tokens = self._trends.setdefault(
+                    node.name, (deque(maxlen=TREND_LENGTH), deque(maxlen=TREND_LENGTH))
+                )
+                ttft.append(node.ttft_s.value)
+                tokens.append(node.tokens_per_s.value)
+                trends[node.name] = Trend(tuple(ttft), tuple(tokens))
+        for name in self._trends.keys() - trends.keys():
             del self._trends[name]
-        for node in nodes:
-            ttft, tokens = self._trends.setdefault(node.name, (deque(maxlen=TREND_LENGTH), deque(maxlen=TREND_LENGTH)))
-            ttft.append(node.ttft_s.value)
-            tokens.append(node.tokens_per_s.value)
-        trends = {name: Trend(tuple(ttft), tuple(tokens)) for name, (ttft, tokens) in self._trends.items()}
-        return {"nodes": nodes, "trends": trends}
+        return {"nodes": ordered, "trends": trends}
 
     async def _pools(self) -> dict[str, Any]:
         pools = tuple(await self._controller.pools())
@@ -262,11 +308,11 @@ class SnapshotReader:
             return {"explained": wanted, "explanation": None}
 
     async def _incidents(self) -> dict[str, Any]:
-        incidents = await self._controller.incidents()
+        incidents = await self._controller.incidents(limit=MAX_INCIDENTS)
         return {"incidents": tuple(sorted(incidents, key=lambda one: (is_closed(one), -one.opened_at)))}
 
     async def _runs(self) -> dict[str, Any]:
-        return {"runs": tuple(await self._controller.runs())}
+        return {"runs": tuple(await self._controller.runs(limit=MAX_RUNS))}
 
     async def _node(self) -> dict[str, Any]:
         if self._wanted.node is None:
@@ -278,11 +324,14 @@ class SnapshotReader:
 
     async def _requests(self) -> dict[str, Any]:
         if self._wanted.node is None:
-            return {"requests": None}
+            return {"requests": None, "kv": None}
         try:
-            return {"requests": await self._controller.node_requests(self._wanted.node)}
+            held, kv = await asyncio.gather(
+                self._controller.node_requests(self._wanted.node), self._controller.node_kv(self._wanted.node)
+            )
+            return {"requests": held, "kv": kv}
         except BadInputError:  # it is gone (404)
-            return {"requests": None}
+            return {"requests": None, "kv": None}
 
     async def _past(self) -> dict[str, Any]:
         wanted = [(name, before) for name in ("ttft", "itl") for before in ("", f" offset {PAST_S}s")]

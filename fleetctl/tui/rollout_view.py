@@ -10,6 +10,7 @@ from fleetctl.wire import Rollout, RolloutSignal
 
 Row = tuple[Cell, ...]
 MAX_CHANGES = 8
+MAX_TOLD = 3  # why they ended
 MAX_ENDED = 20
 VERDICTS = {"pass": ("✓", Tone.GOOD), "fail": ("✗", Tone.BAD), "not_enough": ("?", Tone.DIM)}
 _ENDS = {"done": Tone.GOOD, "rolled_back": Tone.WARN, "failed": Tone.BAD}
@@ -27,7 +28,9 @@ def rollout_sections(snapshot: Snapshot, now: float) -> Iterator[StorySection]:
         yield _changes(one)
     ended = [one for one in snapshot.rollouts if one.is_ended]
     if ended:
-        yield StorySection(Cell("Ended", Tone.STRONG), tuple(_ended(one) for one in ended[:MAX_ENDED]))
+        told = [one for one in ended[:MAX_TOLD] if one.why]  # on lines of their own: 80 columns have no room beside
+        notes = tuple(Cell(f"{clock_time(one.updated_at or one.started_at)} {one.why}", Tone.DIM) for one in told)
+        yield StorySection(Cell("Ended", Tone.STRONG), tuple(_ended(one) for one in ended[:MAX_ENDED]), notes)
 
 
 def rollout_heading(one: Rollout) -> Cell:
@@ -49,7 +52,8 @@ def _course(one: Rollout, now: float) -> StorySection:
         _row("next", one.waits_for or UNKNOWN, Tone.WARN if one.needs_person else Tone.PLAIN),
         _row("began", f"{clock_time(one.started_at)}, {age(now - one.started_at)} ago{whose}"),
     ]
-    rows += [_row(name, text) for name, text in (("why", one.reason), ("last", one.why)) if text]
+    last = one.why if one.why != one.reason else ""
+    rows += [_row(name, text) for name, text in (("why", one.reason), ("last", last)) if text]
     if one.override:
         rows.append(_row("overridden", one.override, Tone.WARN))
     if one.back_to:
@@ -106,7 +110,6 @@ def _ended(one: Rollout) -> Row:
         Cell(one.pool, Tone.STRONG),
         Cell(one.state.replace("_", " "), _ENDS.get(one.state, Tone.PLAIN)),
         Cell(f"{one.from_revision} to {one.to_revision}"),
-        Cell(one.why, Tone.DIM),
     )
 
 

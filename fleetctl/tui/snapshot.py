@@ -19,6 +19,7 @@ from fleetctl.wire import (
     Incident,
     IncidentCharts,
     IncidentStatus,
+    KvBlocks,
     Node,
     NodeGroup,
     Pool,
@@ -48,7 +49,7 @@ class Part(StrEnum):
     RUNS = "runs"
     PAGE = "page"  # a runbook's page that was asked for by name
     NODE = "node"  # the node that is shown, in full
-    REQUESTS = "requests"  # what it holds
+    REQUESTS = "requests"  # what it holds, and what its KV cache is used for
     PAST = "past"  # TTFT and ITL now and an hour ago
     BUDGETS = "budgets"
     TRAFFIC = "traffic"
@@ -110,6 +111,7 @@ class Snapshot:
     status: Status | None = None  # None: the controller never answered
     caller: CallerInfo | None = None  # None: not known
     nodes: tuple[Node, ...] = ()
+    node_told_at: Mapping[str, float] = field(default_factory=dict)  # Unix time; of those that were told one by one
     pools: tuple[Pool, ...] = ()
     groups: Mapping[GroupBy, tuple[NodeGroup, ...]] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
@@ -124,6 +126,7 @@ class Snapshot:
     runs: tuple[Run, ...] = ()  # the newest first
     node: Node | None = None  # the shown node in full
     requests: HeldRequests | None = None  # what it holds; None: nobody asked
+    kv: KvBlocks | None = None  # what its KV cache is used for; None: nobody asked
     node_tails: Mapping[str, Tail] = field(default_factory=dict)  # p99 of each node
     pool_tails: Mapping[str, Tail] = field(default_factory=dict)  # p95 of each pool
     trends: Mapping[str, Trend] = field(default_factory=dict)  # by node
@@ -151,6 +154,11 @@ class Snapshot:
         """Seconds since this part was read: what to add to every age in it."""
         at = self.read_at.get(part)
         return 0.0 if at is None else max(0.0, now - at)
+
+    def node_drift_s(self, name: str, now: float) -> float:
+        """Seconds since this node was told, or read with the others: what to add to its ages."""
+        at = self.node_told_at.get(name)
+        return self.drift_s(Part.NODES, now) if at is None else max(0.0, now - at)
 
     def may(self, role: TokenRole) -> bool:
         """Whether the caller has the role; true while that is not known: the controller says no."""

@@ -33,7 +33,7 @@ class StatusBar(Redrawn, Still):
         if view == self._shown:
             return
         self._shown = view
-        bar = Table.grid(expand=True)
+        bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
         bar.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         bar.add_column(justify="right", no_wrap=True)
         bar.add_row(Text(f"{self._title}  ", style="bold") + line(view.facts, "  "), paint(view.link))

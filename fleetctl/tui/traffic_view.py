@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fleetctl.traffic_rule import TrafficRule
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, clock_time, count, percent, rate, span
 from fleetctl.tui.node_view import PHASES
 from fleetctl.tui.rollout_view import rollout_heading
@@ -33,11 +34,17 @@ def _rules(snapshot: Snapshot, now: float) -> StorySection:
             Cell(rule.id, Tone.STRONG),
             Cell(rule.spec.words),
             Cell("until ended" if rule.expires_at is None else f"{span(rule.expires_at - now)} left", Tone.DIM),
-            Cell(f"{clock_time(rule.made_at)} by {rule.made_by}: {rule.reason}", Tone.DIM),
+            Cell(_made(rule), Tone.DIM),
         )
         for rule in rules
     )
     return StorySection(Cell(count(len(rules), "traffic rule"), Tone.WARN), rows)
+
+
+def _made(rule: TrafficRule) -> str:
+    """Since when, whose it is and why, as far as that was told."""
+    who = f" by {rule.made_by}" if rule.made_by else ""
+    return f"since {clock_time(rule.made_at)}{who}{': ' + rule.reason if rule.reason else ''}"
 
 
 def _rollouts(snapshot: Snapshot) -> Iterator[StorySection]:

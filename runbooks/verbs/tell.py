@@ -23,7 +23,7 @@ async def _silence(call: EffectCall) -> Receipt:
 
 async def _notify(call: EffectCall) -> Receipt:
     facts = {"run": call.run_id, "incident": call.incident_id, "reason": call.reason}
-    return await call.effects.notify(call.action.args["channel"], call.action.args["text"], key=call.key, facts=facts)
+    return await call.effects.notify(call.action.args["receiver"], call.action.args["text"], key=call.key, facts=facts)
 
 
 async def _execute(call: EffectCall) -> Receipt:
@@ -71,14 +71,14 @@ VERBS = (
         name="notify",
         kinds=(TargetKind.FLEET,),
         default_target="fleet",
-        help="Tell a channel of the settings (actions.channels), with run and incident.",
-        example="notify --channel oncall --text 'node-2 is being replaced'",
+        help="Tell a receiver of the settings (notifications.receivers), with run and incident.",
+        example="notify --receiver oncall --text 'node-2 is being replaced'",
         capacity=KEEPS,
-        predicts=lambda action: f"tells {action.args['channel']}: {action.args['text']}",
+        predicts=lambda action: f"tells {action.args['receiver']}: {action.args['text']}",
         effect=_notify,
         idempotency="each message has the key of its step, by which a receiver knows a repeat",
         options=(
-            Option("--channel", "channel", "word", None, "its name in actions.channels", required=True),
+            Option("--receiver", "receiver", "word", None, "its name in notifications.receivers", required=True),
             Option("--text", "text", "text", None, "what is told", required=True),
         ),
         needs_target=False,

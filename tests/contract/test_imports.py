@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.engine import tiny_model_dir
+
 BLOCK = (
     "import sys\n"
     "class Blocked:\n"
@@ -45,6 +47,20 @@ def test_node_api_process_does_not_load_torch() -> None:
     """Each node would pay for it twice: the core has its own process."""
     done = python("import sys\nimport engine.api.app\nsys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr or "engine.api.app loaded torch"
+
+
+def test_a_core_that_warmed_up_on_a_cpu_has_loaded_no_compiler_of_torchs() -> None:
+    """It is 90 MB and a second of every start; the kernels are compiled by another one."""
+    code = (
+        "import sys\nfrom engine.core.runner_loader import load_runner\n"
+        "from engine.protocol.core_config import CoreConfig\n"
+        f"config = CoreConfig(model_dir={str(tiny_model_dir())!r}, runner='torch', num_kv_blocks=64, device='cpu')\n"
+        "load_runner(config, lambda phase, share: None).runner.warm_up()\n"
+        "heavy = {'torch._dynamo', 'torch._inductor', 'sympy', 'triton'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_controller_process_loads_nothing_of_a_terminal_and_one_http_client(tmp_path: Path) -> None:

@@ -116,6 +116,23 @@ def test_changed_settings_roll_the_pods_out() -> None:
     assert all(_unhashed(name) != name for name in names)
 
 
+def test_secrets_of_receivers_are_files_of_the_controller_alone() -> None:
+    made = charted({"controller": {"receivers": {"existingSecret": "oncall"}}})
+    assert [fault for one in made for fault in faults_of(one)] == []
+    mounts = {
+        name: [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "receivers"]
+        for name, template in pod_templates(made).items()
+        for container in template["spec"]["containers"]
+    }
+    assert mounts == {
+        "fleetctl-controller": ["/etc/fleetctl-receivers"],
+        "fleetctl-gateway": [],
+        "fleetctl-engine": [],
+    }
+    secrets = [one["secret"]["secretName"] for one in volumes(made) if one["name"] == "receivers"]
+    assert secrets == ["oncall"]
+
+
 def volumes(manifests: list[Manifest]) -> Iterator[Manifest]:
     for template in pod_templates(manifests).values():
         yield from template["spec"]["volumes"]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +16,7 @@ from fleetctl.controller.heartbeat import ALERT
 from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.alertmanager import HTTP, NEEDS_BOTH, alertmanager, controller_command, process, wait_for
 from tests.fixtures.controller import stop_all
+from tests.fixtures.http_server import Asked, serve_http
 
 pytestmark = [pytest.mark.e2e, NEEDS_BOTH]
 
@@ -36,34 +34,16 @@ class Outside:
 def outside() -> Iterator[Outside]:
     made = Outside()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    def answer(asked: Asked) -> tuple[int, bytes]:
+        if asked.method == "GET":
             made.pings += 1
-            self._answer()
+        else:
+            made.told += [(one["status"], one["labels"]) for one in json.loads(asked.body)["alerts"]]
+        return 200, b""
 
-        def do_POST(self) -> None:
-            body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            made.told += [(one["status"], one["labels"]) for one in body["alerts"]]
-            self._answer()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serve_http(answer) as url:
+        made.url = url
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

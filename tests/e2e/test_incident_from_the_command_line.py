@@ -83,7 +83,7 @@ def test_a_killed_node_is_named_handled_written_up_and_kept_as_a_regression_case
         for told in ("bob", "the rack's breaker fell", "SEV-1", "vendor is at the rack", "gpu_fault"):
             assert told in text
     html = tmp_path / "night.html"
-    said("postmortem", name, "--html", str(html))
+    said("show", name, "--html", str(html))
     assert "<svg" in html.read_text()
 
     own = running.fleetctl("incident", "import", str(box))

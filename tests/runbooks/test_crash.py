@@ -300,7 +300,7 @@ fleetctl evidence collect node-2
 fleetctl limits node-2 --max-num-seqs 4
 fleetctl reset-prefix-cache node-2
 fleetctl silence alert --alert LLMNodeSlow --node node-2 --for 30m
-fleetctl notify --channel oncall --text 'it is done'
+fleetctl notify --receiver oncall --text 'it is done'
 fleetctl exec reset-gpu --args node-2
 ```
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleetctl.controller.access.identity import Identity
+from fleetctl.controller.access.rate_limits import RateLimits
 from fleetctl.controller.access.tokens import LOCAL, Tokens
 from fleetctl.controller.audit import CALLER
 from fleetctl.controller.records import Records
@@ -58,12 +59,15 @@ class TokenGate:
         app: ASGIApp,
         tokens: Tokens,
         records: Records,
+        limits: RateLimits,
         own_gates: Mapping[str, Callable[[Scope], Response | None]] | None = None,
     ) -> None:
-        """`own_gates`: paths that ask for other credentials, to what answers None for whoever may pass."""
+        """`own_gates`: paths that ask for other credentials, to what answers None for whoever may pass; they have
+        limits of their own too."""
         self._app = app
         self._tokens = tokens
         self._bad_tokens = BadTokens(records)
+        self._limits = limits
         self._own_gates = own_gates or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,11 +82,13 @@ class TokenGate:
         identity = self._tokens.identify(key) if key else None
         if identity is None and self._may_pass_unnamed(scope):
             identity = LOCAL
-        if identity is not None:
+        if (held_up := self._limits.refusal(scope, identity)) is not None:
+            await held_up(scope, receive, send)
+        elif identity is not None:
             self._name(scope, identity)
             await self._app(scope, receive, send)
-            return
-        await self._refusal(scope, key)(scope, receive, send)
+        else:
+            await self._refusal(scope, key)(scope, receive, send)
 
     def _refusal(self, scope: Scope, key: bytes) -> Response:
         headers = {"WWW-Authenticate": "Bearer"}

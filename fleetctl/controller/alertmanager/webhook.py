@@ -16,6 +16,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from fleetctl.controller.access.rate_limits import RateLimit
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.webhook_payload import Notification, decode_notification
 from fleetctl.controller.audit import Audit
@@ -69,7 +70,7 @@ class AlertmanagerWebhook:
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
-        self._limit = RateLimit(settings.max_per_minute)
+        self._limit = RateLimit(settings.max_per_minute / 60, settings.max_per_minute)
         self._reading = 0
         self._told_truncated: dict[str, float] = {}
         self.state = WebhookState()
@@ -203,24 +204,3 @@ class AlertmanagerWebhook:
     def _count(self, result: str) -> None:
         self._metrics.webhook_notifications.labels(result=result).inc()
         setattr(self.state, result, getattr(self.state, result) + 1)
-
-
-class RateLimit:
-    """A token bucket: `per_minute` on average, and as many at once after a quiet minute."""
-
-    def __init__(self, per_minute: int) -> None:
-        self._per_s = per_minute / 60
-        self._capacity = float(per_minute)
-        self._left = self._capacity
-        self._at: float | None = None
-
-    def wait_s(self, now: float) -> float:
-        """0 and one taken, or the seconds after which there is one again."""
-        if self._at is not None:
-            passed = max(0.0, now - self._at)  # a clock that was set back gives nothing and takes nothing
-            self._left = min(self._capacity, self._left + passed * self._per_s)
-        self._at = now
-        if self._left >= 1:
-            self._left -= 1
-            return 0.0
-        return (1 - self._left) / self._per_s

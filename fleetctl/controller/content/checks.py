@@ -9,6 +9,7 @@ from typing import Literal
 from alerts.errors import BadExpressionError
 from alerts.promql import parse
 from diagnostics.content_file import nearest, unknown
+from diagnostics.expectation import TITLE_NAMES
 from diagnostics.query import PLACEHOLDER
 from fleetctl.controller.content.content import (
     BUILT_IN,
@@ -22,7 +23,6 @@ from fleetctl.controller.content.content import (
 from runbooks.page import Page, PageStep
 from runbooks.verbs import VERBS
 
-_TITLE_NAMES = ("where", "node", "pool", "model")
 _SIGNAL = re.compile(r"\bllm:[a-zA-Z0-9_:]*[a-zA-Z0-9_]")
 
 
@@ -73,7 +73,7 @@ def _expectations(content: Content) -> Iterator[ContentProblem]:
     for cause in content.causes.values():
         if cause.expects is None:
             continue
-        known = {*content.questions, *_TITLE_NAMES}
+        known = {*content.questions, *TITLE_NAMES}
         named = [
             ("", "question", sorted(cause.expects.names), content.questions),
             (": explains", "tree", sorted(cause.expects.explains), content.trees),

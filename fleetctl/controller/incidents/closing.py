@@ -75,7 +75,7 @@ class Closing:
         for run in runs if quiet else ():
             if run.status is RunStatus.PROPOSED:
                 try:
-                    await self._executor.cancel(run.id, "controller")
+                    await self._executor.cancel(run.id, "controller", "its alerts cleared before anybody answered")
                 except RunbookError as error:  # somebody answered in this very moment: that stands
                     log.info("run.not_withdrawn", run_id=run.id, why=str(error))
 

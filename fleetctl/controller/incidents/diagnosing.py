@@ -12,7 +12,7 @@ import structlog
 from alerts.series.store import SeriesStore
 from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import Incident, with_diagnosis
+from diagnostics.incident import Incident, told_elsewhere, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
 from diagnostics.scope import Nodes, node_scope, scope_text
 from diagnostics.splitting import CausePair, split_incident
@@ -77,6 +77,7 @@ class Diagnosing:
                 self._store,
                 now,
                 incident.onset_at,
+                told_elsewhere(incident, incidents),
             )
             await self._consider(incident.id, found, course, why)
             await self._split(incident.id, course, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +66,28 @@ def get_incident(connection: sa.Connection, incident_id: str) -> StoredIncident 
     return None if row is None else _decode(row._mapping)
 
 
-def list_incidents(connection: sa.Connection, status: str | None = None) -> list[StoredIncident]:
-    """The newest first."""
-    query = sa.select(incidents).order_by(incidents.c.opened_at.desc(), incidents.c.id).limit(MAX_LIST)
+def list_incidents(
+    connection: sa.Connection,
+    status: str | None = None,
+    *,
+    limit: int = MAX_LIST,
+    before: tuple[Any, ...] | None = None,
+) -> list[StoredIncident]:
+    """The newest first; `before`: those that come after the one with this `opened_at` and id."""
+    query = sa.select(incidents).order_by(incidents.c.opened_at.desc(), incidents.c.id).limit(limit)
     if status is not None:
         query = query.where(incidents.c.status == status)
+    if before is not None:
+        opened_at, incident_id = before
+        same_time = (incidents.c.opened_at == opened_at) & (incidents.c.id > incident_id)
+        query = query.where((incidents.c.opened_at < opened_at) | same_time)
     return [found for row in connection.execute(query) if (found := _decode(row._mapping)) is not None]
+
+
+def unknown_of(connection: sa.Connection, incident_ids: Collection[str]) -> set[str]:
+    """Those of these ids that the database does not have."""
+    stored = connection.execute(sa.select(incidents.c.id).where(incidents.c.id.in_(incident_ids))).scalars()
+    return set(incident_ids) - set(stored)
 
 
 def list_recent(connection: sa.Connection, resolved_after: float) -> list[StoredIncident]:

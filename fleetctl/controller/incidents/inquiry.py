@@ -66,7 +66,9 @@ class Inquiry:
         for alert in firing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
                 return self._judged([tree], self._place_of(alert, firing, where, now), now, onset)
-        return self._untold(firing[0], now)
+        content = self._content.current
+        around = look_around(content.knowledge, content.trees, where, self._store, now)
+        return around if around.cause is not None else self._untold(firing[0], now)
 
     def _of_calm(self, pending: Sequence[FiredAlert], where: Mapping[str, str], now: float) -> Diagnosis:
         """First what is seen, as what is about to fire is of a part of it or of something older; then, each dated by

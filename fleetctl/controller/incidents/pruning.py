@@ -17,6 +17,7 @@ import structlog
 
 from diagnostics.incident import IncidentStatus
 from fleetctl.controller.failures.failure_store import prune_failures
+from fleetctl.controller.notifications.notification_store import prune_notifications
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import events, incidents
 from fleetctl.kit.whole_file import write_whole
@@ -69,8 +70,9 @@ class Pruning:
         audit = await in_chunks(self._audit.prune)
         failed_before = self._clock.now() - limits.keep_failures_for_s
         failures = await in_chunks(lambda: self._database.write(lambda c: prune_failures(c, failed_before, MAX_ROWS)))
+        told = await in_chunks(lambda: self._database.write(lambda c: prune_notifications(c, before, MAX_ROWS)))
         logs = await asyncio.to_thread(self._processes.trim_logs, self._max_log_bytes)
-        if gone or rows or runs or folders or freed or audit or failures or logs:
+        if gone or rows or runs or folders or freed or audit or failures or told or logs:
             log.info(
                 "state.pruned",
                 incidents=gone,
@@ -78,6 +80,7 @@ class Pruning:
                 runs=runs,
                 audit=audit,
                 failures=failures,
+                notifications=told,
                 folders=folders,
                 blackboxes=len(freed),
                 logs=logs,

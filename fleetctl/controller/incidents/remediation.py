@@ -35,7 +35,6 @@ _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, Breake
 NO_NAMES: Mapping[str, Sequence[str]] = {}
 WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
-NOT_BY_DEPLOY = frozenset({"gpu_fault"})  # causes that say where they come from by themselves
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -84,7 +83,9 @@ class Remediation:
                 continue
             if diagnosis.confidence != "confirmed" and now - diagnosis.said_since < LIKELY_HOLD_S:
                 continue
-            deploy = await self._deploy_of(incident, diagnosis.cause)
+            named = self._content.current.causes.get(diagnosis.cause)
+            is_elsewhere = named is not None and named.not_by_deploy and diagnosis.confidence == "confirmed"
+            deploy = None if is_elsewhere else await self._deploy_of(incident)
             key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at, deploy is not None)
             if key in self._settled or not self._automation.may_propose(incident):
                 continue
@@ -94,9 +95,9 @@ class Remediation:
             ):
                 self._settled.add(key)
 
-    async def _deploy_of(self, incident: Incident, cause: str) -> Rollout | None:
+    async def _deploy_of(self, incident: Incident) -> Rollout | None:
         """The rollout that the incident began with, while nobody has answered whether it is to be rolled back."""
-        if cause in NOT_BY_DEPLOY or ROLLBACK_PAGE not in self._content.current.pages:
+        if ROLLBACK_PAGE not in self._content.current.pages:
             return None
         rollouts = await self._rollouts()
         if not rollouts:
@@ -244,7 +245,7 @@ class Remediation:
             is_ours = run.requested_by == "controller" or run.requested_by.startswith("policy:")
             if run.status is RunStatus.PROPOSED and is_ours and (page is None or run.runbook != page.name):
                 try:
-                    await self._executor.cancel(run.id, "controller")
+                    await self._executor.cancel(run.id, "controller", "its cause was replaced before anybody answered")
                 except RunbookError as error:  # somebody answered in this very moment: that stands
                     log.info("run.not_withdrawn", run_id=run.id, why=str(error))
 

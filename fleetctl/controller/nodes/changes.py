@@ -1,7 +1,8 @@
 """What changed last, and when: the first thing to ask about an incident. From the timeline, and from what nodes show.
 
 What people do by hand to a node's process, its revision or its limits is seen too: a change is told from two looks at
-the node, and not from who made it.
+the node. A process that was started or stopped without an order of this controller's is told apart: a crash, a kubelet
+and a person at a shell look alike from here, and none of them is maintenance that we know of.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ class ChangeKind(StrEnum):
     DEPLOY = "deploy"  # a node runs another revision than it, or the others of its pool, did before
     SCALE = "scale"  # a pool has a node more or less by our will
     LIMITS = "limits"  # limits of a node's engine
-    RESTART = "restart"  # another process: its caches are empty; of a gateway, its connections ended
+    RESTART = "restart"  # another process by our order, or of another revision; of a gateway, its connections ended
+    START = "start"  # another process, and nobody here ordered it
     REROUTE = "reroute"  # who gets which requests: a cordon or its end, a traffic rule
-    DRAIN = "drain"  # a node began to drain
+    DRAIN = "drain"  # a node began to drain by our will
+    STOP = "stop"  # a node began to drain, and nobody here ordered it: whoever runs it told it to end
     CONFIG = "config"  # content of the controller: rules, trees, pages
     ROLLOUT = "rollout"  # a rollout moved on
 
@@ -72,6 +75,8 @@ class _Look:
     route: RouteIntent
     phase: NodePhase
     created_at: float
+    is_restarting: bool  # an order of ours to restart it is under way
+    replaced: str | None  # the instance that our last restart ended
 
 
 class Changes:
@@ -133,15 +138,20 @@ class Changes:
         if before is None:
             return
         if None not in (look.instance, before.instance) and look.instance != before.instance:
-            self._note(ChangeKind.RESTART, now, name, pool)
+            self._note(ChangeKind.RESTART if _is_ordered(before, look) else ChangeKind.START, now, name, pool)
         if look.is_wanted and {look.route, before.route} == {RouteIntent.ACTIVE, RouteIntent.CORDONED}:
             self._note(ChangeKind.REROUTE, now, name, pool)
         if look.phase is NodePhase.DRAINING and before.phase is not NodePhase.DRAINING:
-            self._note(ChangeKind.DRAIN, now, name, pool)
+            is_ours = not look.is_wanted or look.route is not RouteIntent.ACTIVE or look.is_restarting
+            self._note(ChangeKind.DRAIN if is_ours else ChangeKind.STOP, now, name, pool)
 
     def _is_first_start(self, change: Change) -> bool:
         look = (self._looks or {}).get(change.node)
-        return change.kind is ChangeKind.RESTART and look is not None and change.at <= look.created_at + FIRST_START_S
+        return (
+            change.kind in (ChangeKind.RESTART, ChangeKind.START)
+            and look is not None
+            and change.at <= look.created_at + FIRST_START_S
+        )
 
     def _note(self, kind: ChangeKind, at: float, node: str, pool: str) -> None:
         key = (kind, node, "" if node else pool)
@@ -155,7 +165,24 @@ class Changes:
 
 def _look_of(state: NodeState) -> _Look:
     row = state.row
-    return _Look(row.spec, row.wanted, state.instance, row.route, state.phase, row.created_at)
+    mark = row.restart or {}
+    return _Look(
+        row.spec,
+        row.wanted,
+        state.instance,
+        row.route,
+        state.phase,
+        row.created_at,
+        row.is_restarting,
+        mark.get("instance"),
+    )
+
+
+def _is_ordered(before: _Look, look: _Look) -> bool:
+    """Whether the other process that runs there now is one that somebody wanted: a restart of ours, before or after its
+    end was stored, or another revision, which nothing starts by itself."""
+    is_ours = before.is_restarting or look.is_restarting or look.replaced == before.instance
+    return is_ours or before.spec.revision != look.spec.revision
 
 
 def _begins(before: _Look | None, look: _Look) -> bool:

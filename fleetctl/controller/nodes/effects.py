@@ -410,9 +410,9 @@ class FleetEffects:
         """One that was made with this key is found by its comment."""
         return await self.outreach.add_silence(alert, labels, for_s, by, key)
 
-    async def notify(self, channel: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
+    async def notify(self, receiver: str, text: str, *, key: str, facts: Mapping[str, Any]) -> Receipt:
         """The receiver knows a repeat by its key."""
-        return await self.outreach.notify(channel, text, key, facts)
+        return await self.outreach.notify(receiver, text, key, facts)
 
     async def execute(self, program: str, arguments: Sequence[str], *, limit_s: float, key: str) -> Receipt:
         """Called again after a crash: the program knows a repeat by its key."""

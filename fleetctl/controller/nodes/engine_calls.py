@@ -22,7 +22,7 @@ from fleetctl.engines.engine_call import ENGINE_CALLS, EngineAct, EngineCall
 from fleetctl.engines.table import engine_kind
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import HeldRequests
+from fleetctl.wire import HeldRequests, KvBlocks
 from runbooks.ports import NotPossibleError, PermanentError, Receipt, TemporaryError
 
 _NEVER = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
@@ -164,6 +164,14 @@ class EngineCalls:
             return await self.client.requests_view(url)
         except (PermanentError, NoAnswerError, NotAllowedError) as error:
             return HeldRequests(unknown=str(error))
+
+    async def kv_blocks(self, name: str) -> KvBlocks:
+        """What its KV cache is used for: that nobody can say is an answer too."""
+        try:
+            url, _ = await self._running(name)
+            return await self.client.kv_blocks(url)
+        except (PermanentError, NoAnswerError, NotAllowedError) as error:
+            return KvBlocks(unknown=str(error))
 
     async def page(self, name: str, path: str) -> str:
         """What a node's page says, with the key that it wants. Raises PermanentError."""

@@ -19,7 +19,7 @@ from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.kit.http_body import read_limited
 from fleetctl.kit.key_ring import NO_KEYS, KeyRing
-from fleetctl.wire import GatewayWorkers, HeldRequest, HeldRequests, TenantUse
+from fleetctl.wire import GatewayWorkers, HeldRequest, HeldRequests, KvBlocks, TenantUse
 from runbooks.ports import WayOut
 
 PROBE_TIMEOUT_S = 2.0
@@ -217,6 +217,14 @@ class NodeClient:
         except (ValidationError, TypeError) as error:
             raise NoAnswerError(f"GET {url}/admin/requests: not a list of requests") from error
         return HeldRequests(requests=rows, num_arriving=len(arriving) if isinstance(arriving, list) else 0)
+
+    async def kv_blocks(self, url: str) -> KvBlocks:
+        """What the node's KV cache is used for. Raises NoAnswerError, NotAllowedError."""
+        answer = await self.admin("GET", f"{url}/admin/kv", timeout_s=PROBE_TIMEOUT_S)
+        try:
+            return KvBlocks.model_validate(answer)
+        except ValidationError as error:
+            raise NoAnswerError(f"GET {url}/admin/kv: not a map of blocks") from error
 
     async def drained_requests(self, url: str) -> object:
         """The rows of what a draining node held or refused. Raises NoAnswerError, NotAllowedError."""

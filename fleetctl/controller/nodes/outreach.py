@@ -1,4 +1,4 @@
-"""What a step does outside of the fleet: tell a channel, call a program. Both only those that the settings name."""
+"""What a step does outside of the fleet: tell a receiver, call a program. Both only those that the settings name."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
-
-from fleetctl.controller.nodes.channel_words import ChannelKind, kind_and_url, message_for
-from fleetctl.kit.errors import FleetctlError, UnreachableError
+from fleetctl.controller.notifications.courier import Courier
+from fleetctl.controller.notifications.notice import Notice, NoticeKind
+from fleetctl.controller.notifications.receiver_words import Delivery
+from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.settings.controller import ActionSettings
+from fleetctl.settings.notifications import NotificationSettings
 from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 
 MAX_OUTPUT_BYTES = 16 * 1024
 PIPE_ENDS_S = 1.0  # after all who had it were ended
-CHANNEL_LIMIT_S = 10.0
 
 
 class SilenceMaker(Protocol):
@@ -37,10 +36,11 @@ class SilenceMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outreach:
-    """Channels, programs and silences of the settings."""
+    """Receivers, programs and silences of the settings."""
 
     settings: ActionSettings
-    http: httpx.AsyncClient
+    notifications: NotificationSettings
+    courier: Courier
     silences: SilenceMaker
 
     async def add_silence(self, alert: str, labels: Mapping[str, str], for_s: float, by: str, key: str) -> Receipt:
@@ -62,25 +62,27 @@ class Outreach:
             raise PermanentError(error.message) from error
         return {"silence": silence.id, "ends_at": silence.ends_at}
 
-    async def notify(self, channel: str, text: str, key: str, facts: Mapping[str, Any]) -> Receipt:
-        """The channel's URL is a secret: no message and no receipt has it."""
-        file = self.settings.channels.get(channel)
-        if file is None:
-            known = ", ".join(sorted(self.settings.channels)) or "none"
-            raise PermanentError(f"there is no channel {channel} in actions.channels: {known}")
-        kind, url, credential = await asyncio.to_thread(_read_channel, channel, file)
-        message = message_for(kind, url, credential, text, key, facts)
+    async def notify(self, receiver: str, text: str, key: str, facts: Mapping[str, Any]) -> Receipt:
+        """What the receiver answers to and what it is shown are secrets: no message and no receipt has them."""
+        found = self.notifications.receiver(receiver)
+        if found is None:
+            there = ", ".join(one.name for one in self.notifications.receivers) or "none"
+            raise PermanentError(f"there is no receiver {receiver} in notifications.receivers: {there}")
+        known = {name: str(value) for name, value in facts.items() if value not in (None, "")}
+        incident = known.get("incident", "")
+        notice = Notice(
+            NoticeKind.STEP,
+            text,
+            incident=incident,
+            run=known.get("run", ""),
+            news=tuple(known[name] for name in ("reason",) if name in known),
+            show=f"fleetctl incident show {incident}" if incident else "",
+        )
         try:
-            answer = await self.http.post(
-                message.url, json=message.body, headers=message.headers, timeout=CHANNEL_LIMIT_S
-            )
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TemporaryError(f"channel {channel}: {type(error).__name__}") from None
-        if answer.status_code >= 500 or answer.status_code == 429:
-            raise TemporaryError(f"channel {channel}: answered {answer.status_code}")
-        if not answer.is_success:
-            raise PermanentError(f"channel {channel}: answered {answer.status_code}; see its file")
-        return {"channel": channel, "status": answer.status_code}
+            taken = await self.courier.deliver(found, Delivery(notice, key, thread=incident or key))
+        except BadInputError as error:
+            raise PermanentError(error.message) from None
+        return {"receiver": receiver, "told": taken.words}
 
     async def execute(self, program: str, arguments: Sequence[str], limit_s: float, key: str) -> Receipt:
         """Without a shell, with an environment of its own, and in a process group that ends with it."""
@@ -115,23 +117,6 @@ class Outreach:
         if code:
             raise PermanentError(f"program {program}: exit code {code}: {said[-500:].strip()}")
         return {"program": program, "exit_code": 0, "output": said}
-
-
-def _read_channel(channel: str, file: Path) -> tuple[ChannelKind, str, str]:
-    try:
-        lines = file.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise PermanentError(f"channel {channel}: its file can't be read: {reason}") from None
-    kind, url = kind_and_url(lines[0])
-    if kind is None:
-        raise PermanentError(f"channel {channel}: before the URL stands one of {', '.join(ChannelKind)}, or nothing")
-    if not url.startswith(("https://", "http://")):
-        raise PermanentError(f"channel {channel}: the first line of its file is no URL")
-    credential = lines[1].strip() if len(lines) > 1 else ""
-    if not credential and kind in (ChannelKind.pagerduty, ChannelKind.opsgenie):
-        raise PermanentError(f"channel {channel}: the second line of its file is to be its {kind} key")
-    return kind, url, credential
 
 
 async def _read_bounded(stream: asyncio.StreamReader) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlalchemy as sa
 import structlog
 
@@ -9,7 +11,7 @@ from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.nodes.rule_row import delete_expired, delete_rule, get_rule, list_rules, put_rule
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import BadInputError
-from fleetctl.traffic_rule import MAX_RULES, TrafficRule, TrafficRuleRequest
+from fleetctl.traffic_rule import MAX_RULES, RULE_ID, TrafficRule, TrafficRuleRequest
 
 log = structlog.get_logger()
 
@@ -27,10 +29,16 @@ class TrafficRules:
         return [rule for rule in await self._records.database.read(list_rules) if rule.is_in_force(now)]
 
     async def make(self, request: TrafficRuleRequest) -> tuple[TrafficRule, TrafficRule | None]:
-        """The rule, and the one with the same id that it replaced. Raises BadInputError when there are too many."""
+        """The rule, and the one with the same id that it replaced. Raises BadInputError when there are too many, and
+        when its spec gives it no id that can be one."""
         now = self._records.clock.now()
+        rule_id = request.id or request.spec.default_id
+        if not re.fullmatch(RULE_ID, rule_id):
+            raise BadInputError(
+                f"the rule has no id that can be one: {rule_id[:100]!r}", remedy="give it an id of its own"
+            )
         rule = TrafficRule(
-            id=request.id or request.spec.default_id,
+            id=rule_id,
             spec=request.spec,
             made_by=request.made_by,
             made_at=now,

@@ -140,14 +140,18 @@ class Receipts:
         await self._records.timeline.append("drain.receipt", text, node=drain.node, data=data)
         return DrainReceipt.model_validate(signed)
 
-    async def listing(self, limit: int = 200) -> list[DrainReceipt]:
-        """Closed receipts, the newest first, without their lines."""
+    async def listing(self, limit: int = 200, before: str | None = None) -> list[DrainReceipt]:
+        """Closed receipts, the newest first, without their lines; `before`: those that come after that one."""
         query = (
             sa.select(receipts.c.document)
             .where(receipts.c.ended_at.is_not(None))
-            .order_by(receipts.c.ended_at.desc())
+            .order_by(receipts.c.ended_at.desc(), receipts.c.id.desc())
             .limit(limit)
         )
+        if before is not None:  # one that was removed since has none behind it: the oldest go first
+            ended_at = sa.select(receipts.c.ended_at).where(receipts.c.id == before).scalar_subquery()
+            same_time = (receipts.c.ended_at == ended_at) & (receipts.c.id < before)
+            query = query.where((receipts.c.ended_at < ended_at) | same_time)
         found = await self._records.database.read(lambda c: c.execute(query).scalars().all())
         return [DrainReceipt.model_validate({**document, "lines": []}) for document in found]
 

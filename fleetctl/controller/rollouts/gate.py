@@ -161,8 +161,16 @@ def judge(
     `alpha` is for all signals of the step together, `beta` for each.
     """
     alpha_each = alpha / max(1, len(asked))
+    num_seen = max((one.new.total for one in evidence.values()), default=0.0)
     reports = tuple(
-        _report(limits, evidence.get(limits.name, SignalEvidence()), unknown.get(limits.name, ""), alpha_each, beta)
+        _report(
+            limits,
+            evidence.get(limits.name, SignalEvidence()),
+            unknown.get(limits.name, ""),
+            alpha_each,
+            beta,
+            num_seen,
+        )
         for limits in asked
     )
     failed = [report for report in reports if report.verdict is Verdict.FAIL]
@@ -174,7 +182,10 @@ def judge(
     return GateReport(Verdict.NOT_ENOUGH, f"not enough yet: {'; '.join(waiting) or 'no signal is asked'}", reports)
 
 
-def _report(limits: SignalLimits, seen: SignalEvidence, unknown: str, alpha: float, beta: float) -> SignalReport:
+def _report(
+    limits: SignalLimits, seen: SignalEvidence, unknown: str, alpha: float, beta: float, num_seen: float
+) -> SignalReport:
+    """`num_seen`: requests of the new revision, by the signal that tells most of them."""
     usual = seen.prior.plus(seen.stable)
     numbers = _numbers(limits, seen, usual)
     verdict, words, missing, more = Verdict.NOT_ENOUGH, numbers, "", None
@@ -190,7 +201,11 @@ def _report(limits: SignalLimits, seen: SignalEvidence, unknown: str, alpha: flo
     elif limits.fixed_stable is None and usual.total < MIN_STABLE:
         missing = f"{usual.total:.0f} requests of the stable revision, {MIN_STABLE:.0f} say what is usual"
     elif seen.new.total <= 0:
-        missing = "no request of the new revision yet"
+        missing = (
+            f"the new revision tells nothing of it, in {num_seen:.0f} requests: what it counts is off there"
+            if num_seen > 0
+            else "no request of the new revision yet"
+        )
     else:
         more = _more_requests(limits, seen, usual, beta)
         missing = f"{seen.new.total:.0f} requests of the new revision, " + (

@@ -194,7 +194,8 @@ class Rollouts:
         if stored is not None:
             self._note_stored()
             await self._told(rollout, stored)
-        told = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}, {rollout.from_revision} to {rollout.target}"
+        left = rollout.to_revision if rollout.state is RolloutState.ROLLING_BACK else rollout.from_revision
+        told = f"{rollout.id}: {rollout.state.value.replace('_', ' ')}, {left} to {rollout.target}"
         return {
             "rollout": rollout.id,
             "state": rollout.state.value,

@@ -10,8 +10,8 @@ from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 from fleetctl.controller.rollouts.rollouts import RolloutStatus
 
 
-def rollout_view(rollout: Rollout, status: RolloutStatus | None = None) -> wire.Rollout:
-    """A rollout; with what is seen of its pool while it is under way."""
+def rollout_view(rollout: Rollout, status: RolloutStatus | None = None, held: str = "") -> wire.Rollout:
+    """A rollout; with what is seen of its pool while it is under way. `held`: why the pool's exchange stands still."""
     report = status.seen.report if status is not None else None
     view = wire.Rollout(
         id=rollout.id,
@@ -44,7 +44,8 @@ def rollout_view(rollout: Rollout, status: RolloutStatus | None = None) -> wire.
         "new_ready": sum(node.is_ready for node in new),
         "other_nodes": len(status.seen.nodes) - len(new),
     }
-    return view.model_copy(update={**counts, "waits_for": waits_for(status)})
+    waits = waits_for(status)
+    return view.model_copy(update={**counts, "waits_for": f"{waits}; held: {held}" if held else waits})
 
 
 def signal_views(report: GateReport) -> list[wire.RolloutSignal]:

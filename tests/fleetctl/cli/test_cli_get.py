@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.cli.get import Changes
+from fleetctl.cli.get import Changes, Listing
 from fleetctl.cli.kinds import TOP_VIEWS, VIEWS, Kind
 from fleetctl.cli.output import ListOutput
+from fleetctl.cli.selector import parse_selector
+from fleetctl.client import ControllerClient
+from fleetctl.kit.errors import BadInputError
+from fleetctl.told_node import KnownNodes
 from fleetctl.traffic_rule import RerouteSpec, TrafficRule
 from fleetctl.wire import (
     Alert,
@@ -31,8 +36,11 @@ from fleetctl.wire import (
     GroupGpus,
     GroupLoad,
     GroupSignal,
+    Node,
     NodeGroup,
     NodePhase,
+    Notification,
+    NotificationState,
     Pool,
     Revision,
     Rollout,
@@ -186,6 +194,20 @@ def controller() -> Iterator[RecordedController]:
         f"/v1/gateways/{quote(GATEWAY.name, safe='')}": GATEWAY,
         "/v1/freezes": [
             Freeze(id="freeze-0123456789", reason="quarter's end", made_by="someone", made_at=now, pool="long-context")
+        ],
+        "/v1/notifications": [
+            Notification(
+                id="ntf-0123456789abcdef",
+                receiver="oncall-pager",
+                kind="acknowledged",
+                state=NotificationState.HELD,
+                held_by="quiet_hours",
+                incident_id="inc-20231114-221320-ab12",
+                subject="[resolved] SEV-2 long-context-12 is slower than its peers",
+                text="all of it",
+                thread="inc-20231114-221320-ab12",
+                created_at=now,
+            )
         ],
         "/v1/receipts": [
             DrainReceipt(
@@ -515,6 +537,41 @@ def test_a_watch_for_scripts_is_one_document_a_line(capsys: pytest.CaptureFixtur
     changes = Changes(VIEWS[Kind.nodes], ListOutput.json)
     changes.print([make_node("node-1"), make_node("node-2")])
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["node-1", "node-2"]
+
+
+class Telling:
+    """Tells of two nodes, then of one of them again; then it ends, as a controller does."""
+
+    async def follow_nodes(self) -> AsyncGenerator[KnownNodes, None]:
+        known = KnownNodes()
+        known.nodes = {name: make_node(name) for name in ("node-2", "node-1")}
+        yield known
+        known.nodes["node-2"] = make_node("node-2", phase=NodePhase.STOPPED)
+        yield known
+
+
+@pytest.mark.anyio
+async def test_nodes_are_watched_as_the_controller_tells_of_them() -> None:
+    listing = Listing(Kind.nodes, selector=parse_selector(["phase!=starting"]))
+    told = [rows async for rows in listing.turns(cast(ControllerClient, Telling()))]
+    assert [[(row.name, row.phase) for row in rows] for rows in cast(list[list[Node]], told)] == [
+        [("node-1", NodePhase.READY), ("node-2", NodePhase.READY)],
+        [("node-1", NodePhase.READY), ("node-2", NodePhase.STOPPED)],
+    ]
+
+
+@pytest.mark.anyio
+async def test_nodes_of_a_controller_that_does_not_tell_of_them_are_read_again() -> None:
+    class Older:
+        async def follow_nodes(self) -> AsyncGenerator[KnownNodes, None]:
+            raise BadInputError("Not Found")
+            yield
+
+        async def nodes(self) -> list[Node]:
+            return [make_node("node-1")]
+
+    async with aclosing(Listing(Kind.nodes).turns(cast(ControllerClient, Older()))) as told:
+        assert [row.model_dump()["name"] for row in await anext(told)] == ["node-1"]
 
 
 def test_version_is_told(fleetctl: Run) -> None:

@@ -48,6 +48,14 @@ async def test_what_gets_no_right_answer_is_exit_code_one(tmp_path: Path) -> Non
         assert "got no right answer" in err
 
 
+async def test_traffic_that_sends_nothing_is_no_success(tmp_path: Path) -> None:
+    async with small_fleet(tmp_path, "a") as (served, _nodes, _):
+        code, _, err = await load(served.url, "--rate", "0.01")
+        assert code == 1
+        assert "no request of this traffic came" in err
+        assert "--for" in err
+
+
 def test_a_server_that_is_not_there_is_exit_code_four() -> None:
     assert run(["load", "http://127.0.0.1:9", "--for", "1s"]) == 4
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
 from fleetctl.cli import context
-from fleetctl.cli.app import build, build_for, first_word
+from fleetctl.cli.alias import first_word
+from fleetctl.cli.app import build, build_for
 from fleetctl.cli.command_table import COMMANDS
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.kinds import Kind
@@ -117,6 +119,26 @@ def test_tab_offers_commands_kinds_and_names_that_there_are(shell: str) -> None:
             (f"{given} drain node-", "node-2"),
         ):
             assert any(wanted in word for word in completed(shell, line)), line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_offers_aliases_and_what_comes_behind_one(shell: str, tmp_path: Path) -> None:
+    config = tmp_path / "f.yaml"
+    config.write_text(
+        "aliases: {bad: get nodes -l phase!=ready, d: describe node, odd: frobnicate, half: get 'nodes}\n"
+    )
+    with recorded_controller({"/v1/nodes": [make_node("node-1"), make_node("node-2")]}) as controller:
+        given = f"fleetctl --config {config} --controller {controller.url}"
+        for line, wanted in (
+            (f"{given} ba", "bad"),
+            (f"{given} d node-", "node-2"),
+            (f"{given} d ", "node-1"),
+            (f"{given} bad --sort-b", "--sort-by"),
+            (f"{given} ge", "get"),
+        ):
+            assert any(wanted in word for word in completed(shell, line)), line
+        for line in (f"{given} odd ", f"{given} half ", f"{given} none "):
+            assert not any("node-" in word or "Error" in word for word in completed(shell, line)), line
 
 
 def test_a_command_reads_no_file_of_another_and_help_reads_no_settings() -> None:

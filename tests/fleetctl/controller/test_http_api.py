@@ -17,10 +17,12 @@ from fleetctl.cli.get import Listing
 from fleetctl.cli.kinds import Kind
 from fleetctl.cli.selector import parse_selector
 from fleetctl.client import ControllerClient
+from fleetctl.controller import http_pages
 from fleetctl.controller.app import serve
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.kit.tls import NO_TLS
-from fleetctl.traffic_rule import RerouteSpec, TrafficRuleRequest
+from fleetctl.priority_class import PriorityClass
+from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -151,6 +153,7 @@ async def test_client_without_token_is_told_where_the_token_is(url: str) -> None
         ("/v1/events?wait_s=nan", 400, "wait_s"),
         ("/v1/events?newest=x", 400, "newest"),
         ("/v1/events/stream?after=x", 400, "after"),
+        ("/v1/events/nodes?after=x", 400, "after"),
         ("/v1/routing?after=x", 400, "after"),
         ("/v1/query", 400, "expr"),
         ("/v1/query?expr=sum(", 400, ""),
@@ -246,11 +249,74 @@ async def test_the_stream_of_events_goes_on_where_a_client_left_it(client: Contr
     assert {one.run_id for one in told[2:]} != {None}
 
 
+async def test_the_client_reads_all_pages_of_a_list(client: ControllerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        await client.act(ActionRequest(command="cordon node-3", dry_run=True))
+    runs, events, nodes = await client.runs(), await client.newest_events(5), await client.nodes()
+    monkeypatch.setattr(http_pages, "MAX_PAGE", 2)
+    monkeypatch.setattr(http_pages, "MAX_ROWS", 2)
+    assert [one.id for one in await client.runs()] == [one.id for one in runs]
+    assert [one.id for one in await client.runs(limit=3)] == [one.id for one in runs[:3]]
+    assert [one.name for one in await client.nodes()] == [one.name for one in nodes]
+    assert len(nodes) == 3
+    told = await client.newest_events(5)
+    assert len(told) == 5
+    assert [one.seq for one in told if one.seq <= events[-1].seq] == [one.seq for one in events][-len(told) :]
+    since = [one.seq for one in await client.newest_events(100, since=events[1].at)]
+    assert since[:4] == [one.seq for one in events[1:]]
+
+
+async def test_a_list_that_did_not_change_is_not_read_again_by_who_asks_over_and_over(url: str) -> None:
+    async with ControllerClient(url, TOKEN, reuses_lists=True) as cockpit, ControllerClient(url, TOKEN) as other:
+        first, again = await cockpit.runbooks(), await cockpit.runbooks()
+        assert [id(one) for one in first] == [id(one) for one in again]
+        assert first is not again
+        known = await cockpit.freezes()
+        made = await other.make_freeze(FreezeRequest(reason="launch", for_s=60))
+        assert await cockpit.freezes() == [*known, made]
+        await other.end_freezes(made.id)
+        assert await cockpit.freezes() == known
+        assert [id(one) for one in await other.runbooks()] != [id(one) for one in await other.runbooks()]
+
+
+async def test_a_rule_whose_tenants_make_no_id_is_refused_and_asks_for_one(client: ControllerClient) -> None:
+    spec = ShedSpec(below=PriorityClass.STANDARD, tenants=(")odd",), share=0.5)
+    with pytest.raises(BadInputError, match="no id that can be one"):
+        await client.make_traffic_rule(TrafficRuleRequest(spec=spec))
+    made = await client.make_traffic_rule(TrafficRuleRequest(id="odd", spec=spec))
+    assert (await client.remove_traffic_rule(made.id)).id == "odd"
+
+
+async def test_a_path_with_a_slash_too_many_is_no_path(url: str) -> None:
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
+        for path in ("/v1/runs/", "/v1/nodes/"):
+            assert (await http.get(f"{url}{path}")).status_code == 404
+
+
+async def test_a_text_with_odd_line_ends_is_one_event_of_the_stream(client: ControllerClient) -> None:
+    known = await client.newest_events(1)
+    reason = "launch\u2028of\u2029two\x85models\x0b\x1c"
+    made = await client.make_freeze(FreezeRequest(reason=reason, for_s=60))
+    await client.end_freezes(made.id)
+    async with asyncio.timeout(30):
+        async for entry in client.follow_events(known[0].seq):
+            if "launch" in entry.text:
+                assert "models" in entry.text
+                break
+
+
 async def test_what_a_node_holds_is_told_or_why_it_is_not_known(client: ControllerClient) -> None:
     held = await client.node_requests("node-1")
     assert (held.requests, held.unknown) == ([], "")
     with pytest.raises(BadInputError, match="no node named nowhere"):
         await client.node_requests("nowhere")
+
+
+async def test_what_a_kv_cache_is_used_for_is_told_or_why_it_is_not_known(client: ControllerClient) -> None:
+    told = await client.node_kv("node-1")
+    assert told.num_blocks or told.unknown
+    with pytest.raises(BadInputError, match="no node named nowhere"):
+        await client.node_kv("nowhere")
 
 
 async def test_the_same_idempotency_key_gives_the_same_run(client: ControllerClient) -> None:
@@ -472,6 +538,7 @@ async def test_a_reader_that_follows_does_not_hold_up_the_end(tmp_path: Path) ->
 async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
     client: ControllerClient, url: str
 ) -> None:
+    before = (await client.newest_events(1))[-1].seq
     with pytest.raises(BadInputError, match="there is no pool nowhere; pools: default"):
         await client.make_freeze(FreezeRequest(reason="launch", pool="nowhere"))
     made = await client.make_freeze(FreezeRequest(reason="launch", made_by="ann", pool="default", for_s=3600))
@@ -500,7 +567,7 @@ async def test_freeze_refuses_commands_without_an_override_until_it_is_ended(
     } <= rows
     assert [row.what for row in told if made.id in row.outcome] == ["run.refused"], "one refusal, told once"
     assert (await client.verify_audit()).intact
-    assert [entry.kind for entry in await client.events() if entry.kind.startswith("freeze.")] == [
+    assert [entry.kind for entry in await client.events(before) if entry.kind.startswith("freeze.")] == [
         "freeze.made",
         "freeze.ended",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from fleetctl.controller import http_connections
+from fleetctl.controller.http_connections import ConnectionLimits, LimitedProtocol
 from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving
 
@@ -69,6 +71,21 @@ async def test_flood_of_unfinished_heads_keeps_nobody_out(url: str) -> None:
     assert float(refused[0].split()[-1]) >= 2 * MAX_CONNECTIONS
     for writer in writers:
         writer.close()
+
+
+async def test_an_answer_waits_for_no_word_of_its_client(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted = []
+    admit = ConnectionLimits.admit
+
+    def note(limits: ConnectionLimits, connection: LimitedProtocol) -> bool:
+        admitted.append(connection.transport.get_extra_info("socket"))
+        return admit(limits, connection)
+
+    monkeypatch.setattr(ConnectionLimits, "admit", note)
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
+        assert (await http.get(f"{url}/v1/status")).status_code == 200
+        (ours,) = admitted
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_head_that_is_not_sent_in_time_ends_its_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

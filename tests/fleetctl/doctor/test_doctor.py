@@ -11,11 +11,20 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.doctor.finding import Finding, Health
-from fleetctl.doctor.fleet import judge_clock, judge_gateways, judge_nodes, judge_role, judge_status
+from fleetctl.doctor.fleet import (
+    judge_clock,
+    judge_gateways,
+    judge_nodes,
+    judge_notifications,
+    judge_role,
+    judge_status,
+)
 from fleetctl.doctor.here import check_installation, check_state_dir
-from fleetctl.doctor.monitoring import judge_receivers, judge_rules
+from fleetctl.doctor.monitoring import check_monitoring, judge_receivers, judge_rules
+from fleetctl.doctor.node_clocks import check_node_clocks, judge_node_clocks, skew_s
 from fleetctl.settings.tree import Settings
-from fleetctl.wire import AlertmanagerState, CallerInfo, Gateway, GatewayPhase, NodePhase, Status, TokenRole
+from fleetctl.wire import AlertmanagerState, CallerInfo, Gateway, GatewayPhase, NodePhase, Receiver, Status, TokenRole
+from tests.fixtures.alertmanager import NEEDS_BOTH, alertmanager, prometheus
 from tests.fixtures.cockpit import make_node
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
@@ -71,9 +80,81 @@ def test_clocks_that_are_apart_are_told_and_a_slow_answer_is_no_skew(theirs: flo
     assert judge_clock(100.0, 90.0, 110.0).health is Health.good, "read somewhere within a slow answer"
 
 
+@pytest.mark.parametrize(
+    ("date", "off_s"),
+    [
+        ("Tue, 24 Nov 2026 00:00:10 GMT", 0.0),
+        ("Tue, 24 Nov 2026 00:00:15 GMT", 4.0),
+        ("Tue, 24 Nov 2026 00:00:03 GMT", -6.5),
+        ("yesterday", None),
+        ("", None),
+    ],
+)
+def test_a_date_tells_how_far_a_clock_is_off_but_for_its_fraction_of_a_second(date: str, off_s: float | None) -> None:
+    midnight = 1_795_478_400.0
+    assert skew_s(date, midnight + 10.5, midnight + 11.0) == off_s
+
+
+def test_nodes_with_a_wrong_clock_are_named_and_those_that_can_not_be_asked_are_not_guessed() -> None:
+    (found,) = judge_node_clocks({"node-1": 0.0, "node-2": -6.4, "node-3": None})
+    assert (found.health, "node-2 6 s behind" in found.seen, "node-1" in found.seen) == (Health.bad, True, False)
+    assert [one.health for one in judge_node_clocks({"node-1": None})] == [Health.unused]
+    (found,) = judge_node_clocks({"node-1": 1.0, "node-2": None})
+    assert (found.health, "1 told no time" in found.seen) == (Health.good, True)
+
+
+@pytest.mark.anyio
+async def test_nodes_are_asked_for_the_time(controller: RecordedController) -> None:
+    nodes = [make_node("node-1", url=controller.url), make_node("node-2", url="http://127.0.0.1:9")]
+    (found,) = await check_node_clocks(nodes)
+    assert (found.health, found.seen) == (Health.good, "1 nodes' are within 2 s of this one; 1 told no time")
+    assert await check_node_clocks([]) == []
+
+
+@NEEDS_BOTH
+def test_a_real_prometheus_and_alertmanager_are_looked_through(tmp_path: Path) -> None:
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    rule = {"alert": "LLMNodeDown", "expr": "up == 0"}
+    (folder / "ours.yml").write_text(json.dumps({"groups": [{"name": "ours", "rules": [rule]}]}))
+    webhook = "http://127.0.0.1:9/webhooks/alertmanager"
+    with (
+        alertmanager(tmp_path / "with", webhook) as telling,
+        alertmanager(tmp_path / "without") as silent,
+        prometheus(tmp_path / "prometheus", [folder / "ours.yml"], {}, telling) as server,
+    ):
+        tree: dict[str, Any] = {"signals": {"prometheus": {"url": server}}, "alertmanagers": [telling, silent]}
+        settings = Settings(state_dir=tmp_path, **tree)
+        found = list(check_monitoring(settings, lambda: {"LLMNodeDown"}))
+        assert [(one.check, one.health) for one in found] == [
+            ("rules", Health.good),
+            ("webhook", Health.good),
+            ("webhook", Health.doubtful),
+        ], found
+        (rules, *_) = check_monitoring(settings, lambda: RULES)
+        assert (rules.health, "lacks 1 of our 2 alerts" in rules.seen) == (Health.doubtful, True)
+    gone = {one.check: one.health for one in check_monitoring(settings, lambda: RULES)}
+    assert gone == {"Prometheus": Health.bad, "Alertmanager": Health.bad}
+
+
 def test_a_token_that_may_only_look_is_told() -> None:
     assert judge_role(CallerInfo(name="a", role=TokenRole.VIEWER, via="token")).health is Health.doubtful
     assert judge_role(CallerInfo(name="a", role=TokenRole.OPERATOR, via="token")).health is Health.good
+
+
+def test_receivers_that_fail_and_those_that_nobody_tried_are_named_with_what_to_type() -> None:
+    fine = Receiver(name="chat", kind="slack", waiting=0, held=0, delivered_at=1.0, routes=["all"])
+    failing = fine.model_copy(update={"last_error": "receiver chat: answered 403"})
+    unheard, unrouted = fine.model_copy(update={"delivered_at": None}), fine.model_copy(update={"routes": []})
+    assert worst(judge_notifications([fine])) == {}
+    for receivers, health in (
+        ([failing], Health.bad),
+        ([unheard], Health.unknown),
+        ([unrouted], Health.doubtful),
+        ([], Health.unused),
+    ):
+        assert worst(judge_notifications(receivers)) == {"receivers": health}
+    assert [one.mend for one in judge_notifications([failing])] == ["fleetctl notify show chat"]
 
 
 def test_nodes_and_gateways_that_do_not_answer_are_named_with_what_to_type() -> None:
@@ -134,6 +215,7 @@ def controller() -> Iterator[RecordedController]:
         "/v1/identity": CallerInfo(name="ann", role=TokenRole.OPERATOR, via="named token"),
         "/v1/nodes": [make_node("node-1")],
         "/v1/gateways": [],
+        "/v1/receivers": [],
     }
     with recorded_controller(answers) as made:
         yield made
@@ -146,6 +228,10 @@ def test_a_fleet_that_is_well_ends_with_zero_and_one_that_does_not_answer_with_o
     code = run([*given, "--controller", controller.url, "doctor", "-o", "json"])
     told = {one["check"]: one["health"] for one in json.loads(capsys.readouterr().out)}
     assert (code, told["controller"], told["permissions"]) == (0, "good", "good"), told
+    del controller.answers["/v1/receivers"]
+    assert run([*given, "--controller", controller.url, "doctor", "-o", "json"]) == 0, "an older one has no receivers"
+    told = {one["check"]: one["health"] for one in json.loads(capsys.readouterr().out)}
+    assert told["receivers"] == "unknown"
     assert run([*given, "--controller", "http://127.0.0.1:9", "doctor"]) == 1
     assert "to mend it: fleetctl up" in capsys.readouterr().out
 

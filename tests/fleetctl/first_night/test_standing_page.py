@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fleetctl.first_night.outcome import FiredAlert, Outcome, Said, SeenIncident
 from fleetctl.first_night.report import page
-from fleetctl.first_night.standing_page import read_page
+from fleetctl.first_night.standing_page import WALKED_HEADING, read_page
 from fleetctl.first_night.traffic import FateCounts
 
 INCIDENT = SeenIncident(
@@ -89,3 +89,12 @@ def test_page_says_of_each_cause_whether_its_fault_was_run_and_went_right() -> N
         in written
     )
     assert "1 of them in right rows" in " ".join(written.split())
+
+
+def test_what_people_wrote_at_the_end_of_the_page_stays_as_they_wrote_it() -> None:
+    walked = f"{WALKED_HEADING}\n\n| **oom**: nobody ran this | - |\n\n- slow-step: a line  of theirs\n"
+    first = f"{page([row(SLOW)])}\n{walked}"
+    again = page([row(OOM)], read_page(first))
+    assert again.endswith(f"\n\n{walked}")
+    assert page([row(OOM)], read_page(again)) == again
+    assert "nobody ran this" not in again.partition(WALKED_HEADING)[0]

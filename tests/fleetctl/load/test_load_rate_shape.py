@@ -36,6 +36,12 @@ def test_bursts_come_once_a_minute_above_a_quarter() -> None:
     assert all(15 < rate < 35 for rate in [*found[:5], *found[6:11]])
 
 
+def test_a_run_shorter_than_a_minute_has_one_burst_all_the_same() -> None:
+    found = counts(RateShape.burst, lasts_s=12.0, parts=6)
+    assert found[5] == 100.0
+    assert all(5 < rate < 45 for rate in found[:5])
+
+
 def test_a_wave_has_one_hill() -> None:
     found = counts(RateShape.wave)
     assert max(found) in found[5:7]

@@ -40,6 +40,10 @@ def test_calm_budgets_take_one_line_with_the_highest_rate() -> None:
     assert section.rows == ()
 
 
+def test_a_highest_rate_of_nothing_is_not_told() -> None:
+    assert budget_section((Budget("chat", "ttft", burn_1h=0.0),)).heading.text == "No error budget burns"
+
+
 def test_budgets_that_nobody_measured_are_unknown_and_not_kept() -> None:
     assert "not known" in budget_section((Budget("chat", "ttft", 0.99),)).heading.text
     assert "not known" in budget_section(None).heading.text

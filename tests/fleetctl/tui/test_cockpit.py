@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
 
 import pytest
 from textual.pilot import Pilot
 
 from fleetctl.kit.errors import BadInputError, RefusedError, UnreachableError
+from fleetctl.told_node import KnownNodes
 from fleetctl.tui.app import Cockpit, run_cockpit
 from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.messages import SnapshotTaken
 from fleetctl.tui.place import JUMPS, Place
 from fleetctl.tui.reader import SnapshotReader
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted
-from fleetctl.wire import IncidentStatus, RunStatus
+from fleetctl.wire import IncidentStatus, NodePhase, RunStatus
 from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
 from tests.fixtures.cockpit_screen import NARROW, WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
 
@@ -34,6 +36,41 @@ async def test_shows_the_fleet_at_a_glance() -> None:
         assert re.search(r"node-1 +● ready +7 +0 +██▌ +42% +210ms +- +1s", text)
         assert re.search(r"node-2 +◐ draining .* 97% +1\.4s .*▲ 1", text)
         assert re.search(r"node-3 +✗ unreachable +3\? +- +- +300ms\? +- +95s", text)
+
+
+async def test_nodes_are_shown_as_they_change_and_read_as_a_list_only_while_nobody_tells_of_them() -> None:
+    controller = FakeController()
+    async with cockpit(controller) as (app, pilot):
+        await pilot.press("g", "f")
+        await wait_for(pilot, lambda: "node events" in controller.asked and "node-3" in screen(app))
+        controller.nodes_now[0] = make_node("node-1", phase=NodePhase.NOT_READY)
+        await wait_for(pilot, lambda: re.search(r"node-1 +\S+ not ready", screen(app)))
+        lists = controller.asked.count("nodes")
+        del controller.nodes_now[1]
+        await wait_for(pilot, lambda: "node-2" not in screen(app))
+        assert controller.asked.count("nodes") == lists
+
+        controller.away = UnreachableError("no answer")
+        await wait_for_text(pilot, "controller unreachable")
+        assert "node-3" in screen(app)
+        controller.away = None
+        controller.nodes_now.append(make_node("node-4"))
+        await wait_for_text(pilot, "node-4")
+        assert controller.asked.count("node events") > 1
+
+
+async def test_a_controller_without_a_stream_of_nodes_is_read_as_before() -> None:
+    class Older(FakeController):
+        async def follow_nodes(self, known: KnownNodes | None = None) -> AsyncGenerator[KnownNodes, None]:
+            raise BadInputError("Not Found")
+            yield
+
+    controller = Older()
+    async with cockpit(controller) as (_app, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "node-3")
+        controller.nodes_now.append(make_node("node-4"))
+        await wait_for_text(pilot, "node-4")
 
 
 async def test_traffic_rules_have_a_line_of_their_own_while_there_are_any() -> None:

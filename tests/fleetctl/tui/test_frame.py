@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from textual import events
+from textual.widgets import Input
 
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
@@ -72,6 +75,25 @@ async def test_a_filter_that_is_typed_right_behind_a_jump_is_of_the_screen_that_
         await wait_for(pilot, lambda: app.trail.here.place is Place.EVENTS and "/ve" in screen(app))
 
 
+async def test_keys_that_come_while_a_jump_leads_on_keep_their_order() -> None:
+    """In a terminal "verified" became "verifide": a key in the queue of the jump was told behind a later one."""
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await wait_for_text(pilot, "a Approve")
+        for pause in range(12):
+            for key in ("g", "e", "slash", *"verified"):
+                app.post_message(events.Key(key, {"slash": "/"}.get(key, key)))
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+            await wait_for(pilot, lambda: sorted(filter_of(app)) == sorted("/verified"))
+            assert filter_of(app) == "/verified"
+            await pilot.press("escape", "g", "n")
+
+
+def filter_of(app: Cockpit) -> str:
+    """What stands in the prompt."""
+    return f"/{app.screen.query_one('#prompt-input', Input).value}"
+
+
 async def test_names_of_screens_come_with_room_and_go_without() -> None:
     async with cockpit(FakeController(), size=(80, 24)) as (app, pilot):
         await wait_for(pilot, lambda: screen_lines(app)[1].split()[:3] == ["Now", "f", "a"])
@@ -134,6 +156,45 @@ async def test_a_dry_run_says_that_nothing_was_done() -> None:
     assert [(one.command, one.dry_run) for one in controller.actions] == [("drain node-2", True)]
     assert [(one.runbook, one.dry_run) for one in controller.started] == [("replace-node", True)]
     assert controller.decisions == []
+
+
+async def test_who_may_only_look_is_told_so_at_80_columns_too() -> None:
+    controller = FakeController()
+    controller.role = TokenRole.VIEWER
+    async with cockpit(controller) as (_, pilot):
+        await wait_for_text(pilot, "Hurts", "read-only (viewer)")
+
+
+async def test_a_page_that_is_typed_runs_once_the_node_is_named_again() -> None:
+    controller = FakeController()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "replace node-2")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Run replace-node node=node-2?", "type node-2", "node-2 is draining")
+        await pilot.press("enter")
+        assert controller.started == []
+        await pilot.press(*"node-2", "enter")
+        await wait_for(pilot, lambda: bool(controller.started))
+    (sent,) = controller.started
+    assert (sent.runbook, sent.inputs, sent.dry_run, sent.approve) == ("replace-node", {"node": "node-2"}, False, True)
+
+
+async def test_control_c_quits_also_while_a_question_is_asked() -> None:
+    async with cockpit(FakeController(), size=WIDE) as (app, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "replace node-2")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "type node-2")
+        await pilot.press("ctrl+c")
+        await wait_for(pilot, lambda: not app.is_running)
+
+
+async def test_a_guide_says_above_the_screen_what_to_press() -> None:
+    async with cockpit(FakeController()) as (app, pilot):
+        await wait_for_text(pilot, "Hurts")
+        app.say("4 of 6: your turn", "One node is slow.", "Press a, then y")
+        await wait_for_text(pilot, "4 of 6: your turn", "One node is slow.", "Press a, then y", "Hurts")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleetctl.tui.order import Act, Answer, Handle, Jump, Names, Simple, Wrong, completions, is_dangerous, parse_order
+from fleetctl.tui.completing import Names, completions
+from fleetctl.tui.order import Act, Answer, Handle, Jump, Simple, Start, Wrong, is_dangerous, parse_order
 from fleetctl.tui.place import Place, Visit
 from runbooks.verbs import VERBS
 
@@ -28,6 +29,15 @@ NAMES = Names(
         ("runbook deny run-3", Answer("run-3", approve=False)),
         ("incident ack inc-7", Handle("ack", "inc-7")),
         ("incident assign inc-7 --to ann", Handle("assign", "inc-7", "ann")),
+        ("replace node-2", Start("replace-node", {"node": "node-2"}, "node-2", dry_run=False)),
+        (
+            "replace node-2 --deadline 9s --dry-run",
+            Start("replace-node", {"node": "node-2", "deadline": "9s"}, "node-2", dry_run=True),
+        ),
+        (
+            "runbook run replace-node node=node-2",
+            Start("replace-node", {"node": "node-2"}, "node-2", dry_run=False),
+        ),
         ("q", Simple("quit")),
     ],
 )
@@ -42,7 +52,8 @@ def test_a_verb_is_sent_as_it_is_typed_and_a_dry_run_is_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "drian node-2", "drain", "drain node-2 --dead 3s", "incident ack", "runbook deny"]
+    "text",
+    ["", "drian node-2", "drain", "drain node-2 --dead 3s", "incident ack", "runbook deny", "replace", "runbook run"],
 )
 def test_a_mistake_is_told_with_what_to_type(text: str) -> None:
     order = parse_order(text)

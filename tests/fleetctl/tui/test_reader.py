@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.told_node import KnownNodes
 from fleetctl.tui.reader import SnapshotReader
 from fleetctl.tui.snapshot import Part, Wanted
-from fleetctl.wire import IncidentStatus, NodePhase, RunbookInfo, TenantUse
+from fleetctl.wire import IncidentStatus, Node, NodePhase, RunbookInfo, TenantUse
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run, make_status
 
 pytestmark = pytest.mark.anyio
@@ -138,6 +139,61 @@ async def test_a_large_fleet_is_read_as_often_as_it_is_scraped() -> None:
     for _ in range(6):
         await reader.read(ALL)
     assert controller.asked.count("nodes") == 2
+
+
+def known_of(*nodes: Node, changed: set[str] | None = None) -> KnownNodes:
+    """What the stream of nodes has told; `changed`: of which just now."""
+    known = KnownNodes()
+    known.nodes = {node.name: node for node in nodes}
+    known.changed = set(known.nodes) if changed is None else changed
+    return known
+
+
+async def test_nodes_that_are_told_as_they_change_are_not_read() -> None:
+    controller, clock = FakeController(), Clock()
+    reader = SnapshotReader(controller, clock)
+    reader.heard_nodes(known_of(make_node("node-1"), make_node("node-2")))
+    first = await reader.read(ALL)
+    clock.now = NOW + 4
+    reader.heard_nodes(known_of(make_node("node-1", zone="b"), make_node("node-2"), changed={"node-1"}))
+    second = await reader.read(ALL)
+    third = await reader.read(ALL)
+
+    assert "nodes" not in controller.asked
+    assert [node.zone for node in second.nodes] == ["b", "a"]
+    assert third.nodes is second.nodes is not first.nodes, "the same while nothing was told: it is drawn anew else"
+    assert [second.node_drift_s(name, NOW + 5) for name in ("node-1", "node-2")] == [1.0, 5.0]
+    assert [len(second.trends[name].ttft_s) for name in ("node-1", "node-2")] == [2, 1]
+
+
+async def test_nodes_that_nobody_tells_of_any_more_are_read_at_once_and_told_again_with_their_ages() -> None:
+    controller, clock = FakeController(), Clock()
+    controller.nodes_now = [make_node(f"node-{number}") for number in range(300)]
+    reader = SnapshotReader(controller, clock)
+    reader.heard_nodes(known_of(*controller.nodes_now))
+    await reader.read(ALL)
+    reader.lost_nodes()
+    clock.now = NOW + 60
+    read = await reader.read(ALL)
+    assert controller.asked.count("nodes") == 1
+    assert read.node_drift_s("node-1", NOW + 61) == 1.0
+
+    reader.heard_nodes(known_of(*controller.nodes_now, changed={"node-1"}))
+    told = await reader.read(ALL)
+    assert [told.node_drift_s(name, NOW + 61) for name in ("node-1", "node-2")] == [1.0, 61.0]
+
+
+async def test_a_controller_that_is_away_leaves_what_was_told_to_grow_old() -> None:
+    controller, clock = FakeController(), Clock()
+    reader = SnapshotReader(controller, clock)
+    reader.heard_nodes(known_of(make_node("node-1")))
+    await reader.read(ALL)
+    controller.away = UnreachableError("connection refused")
+    reader.lost_nodes()
+    clock.now = NOW + 30
+    cut_off = await reader.read(ALL)
+    assert [node.name for node in cut_off.nodes] == ["node-1"]
+    assert cut_off.node_drift_s("node-1", clock.now) == 30.0
 
 
 async def test_tells_latencies_beside_those_of_an_hour_ago() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from fleetctl.tui.alert_view import explanation_lines
@@ -10,8 +13,9 @@ from fleetctl.tui.fleet_view import FLEET_COLUMNS, beside_past, fleet_lines
 from fleetctl.tui.header_view import header
 from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of, receipt_text
 from fleetctl.tui.listing import Order, shown_columns
-from fleetctl.tui.node_view import PHASES, node_lines
+from fleetctl.tui.node_view import KV_LINE, KV_LINES, PHASES, node_lines, node_sections
 from fleetctl.tui.now_view import now_sections
+from fleetctl.tui.pane import section_text
 from fleetctl.tui.runbook_view import run_section
 from fleetctl.tui.snapshot import Part, Snapshot, asking, current_run, proposal
 from fleetctl.wire import (
@@ -19,7 +23,10 @@ from fleetctl.wire import (
     AlertPart,
     AlertState,
     IncidentStatus,
+    KvBlocks,
     NodePhase,
+    Notification,
+    NotificationState,
     Pool,
     PoolState,
     RunStatus,
@@ -80,6 +87,7 @@ def test_nothing_is_certain_once_contact_is_lost() -> None:
 
     assert cell(snapshot, NOW + 1, "state") == Cell("● ready?", Tone.DIM)
     assert [fact.text[-1] for fact in header(snapshot, NOW + 1).facts] == ["?"] * 4
+    assert fleet_lines(snapshot, NOW + 1, group="pool")[0].heading[1] == Cell("1/1 ready?", Tone.DIM)
 
 
 def test_an_order_about_overflow_says_whether_the_way_out_is_open() -> None:
@@ -234,6 +242,28 @@ def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
     assert view.head.rows[0][1].text == "page, opened 22:12:38, over after 90s"
     assert view.head.rows[-1][1].text == "pm/inc-1.md"
     assert view.diagnosis.heading.text == "Diagnosis: not made yet"
+
+
+def test_an_incident_says_who_was_told_when_and_who_could_not_be() -> None:
+    def told(receiver: str, kind: str, state: str, **fields: Any) -> Notification:
+        made = {"id": f"{receiver}-{kind}", "subject": "s", "text": "t", "thread": "inc-1", "created_at": NOW - 40}
+        return Notification(receiver=receiver, kind=kind, state=NotificationState(state), **made, **fields)
+
+    notifications = [
+        told("chat", "opened", "delivered", ended_at=NOW - 39),
+        told("chat", "update", "delivered", ended_at=NOW - 20),
+        told("pager", "opened", "failed", ended_at=NOW - 38, why="receiver pager: answered 403"),
+        told("ann", "opened", "held", held_by="quiet_hours"),
+        told("chat", "update", "merged", ended_at=NOW - 1),
+    ]
+    incident = make_incident(notifications=notifications, dashboard="https://grafana.example/d/fleetctl-node")
+    rows = [row for row in incident_view(incident, NOW).head.rows if row[0].text in ("told", "graphs")]
+    assert [(row[1].text.partition(" ")[0], row[1].text.partition(", ")[2], row[1].tone) for row in rows[:3]] == [
+        ("chat", "update: delivered", Tone.PLAIN),
+        ("pager", "opened: failed: receiver pager: answered 403", Tone.BAD),
+        ("ann", "opened: held: quiet hours", Tone.WARN),
+    ]
+    assert rows[3][1].text == "https://grafana.example/d/fleetctl-node"
 
 
 def test_run_that_acts_shows_what_it_asks_who_paused_it_and_what_was_skipped() -> None:
@@ -448,3 +478,28 @@ def test_the_limit_of_a_rule_stands_on_one_line_with_its_value_first() -> None:
     lines = list(explanation_lines(AlertExplanation(name="x", expression="", parts=[part])))
 
     assert lines[1].text.split() == ["0.3", ">", "0.06", "=", "2.5", "*", "b", "a"]
+
+
+def kv_rows(kv: KvBlocks) -> str:
+    node = make_node("node-1")
+    snapshot = Snapshot(node=node, kv=kv, known_at=NOW)
+    return "\n".join(section_text(section) for section in node_sections("node-1", node, snapshot, NOW))
+
+
+def test_the_kv_cache_is_drawn_to_scale_and_nothing_that_is_there_is_left_out() -> None:
+    text = kv_rows(
+        KvBlocks(block_size=16, num_blocks=1000, num_held=500, num_shared=1, num_kept=240, num_kept_reused=40)
+    )
+    drawn = "".join(re.findall(r"^[█▓▒░·]{2,}$", text, re.MULTILINE))
+    assert len(drawn) == KV_LINE * KV_LINES
+    assert drawn == "".join(sorted(drawn, key="█▓▒░·".index)), "the first to go stand last"
+    assert (drawn.count("█"), drawn.count("▒")) == (1, 4)
+    assert "1,000 blocks of 16 tokens" in text
+    assert "499  50%  held by one" in text
+    assert "260  26%  blank" in text
+
+
+def test_a_kv_cache_that_nobody_can_tell_of_says_why_and_draws_nothing() -> None:
+    text = kv_rows(KvBlocks(unknown="node-1 runs vllm: it can't be asked this"))
+    assert "not known: node-1 runs vllm" in text
+    assert "blank" not in text

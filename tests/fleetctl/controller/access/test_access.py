@@ -23,7 +23,7 @@ from fleetctl.controller.http_edge import ApiRoute
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.openapi import OPERATIONS, plain_path
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import Silence, TokenRequest, TokenRole
+from fleetctl.wire import Notification, NotificationState, Silence, TokenRequest, TokenRole
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
 from tests.fixtures.driven import DrivenClock
 
@@ -122,6 +122,7 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
 ) -> None:
     boss = await api.token("boss", TokenRole.ADMIN)
     _stub_silences(api, monkeypatch)
+    _stub_receivers(api, monkeypatch)
     incident, box = await _incident(api, tmp_path / "box.gz")
     about = f"/v1/incidents/{incident.id}"
     made: dict[tuple[str, str], Any] = {
@@ -146,6 +147,7 @@ async def test_each_route_that_changes_something_leaves_a_row_with_the_callers_i
         ("DELETE", "/v1/freezes/{id}"): ("/v1/freezes/{freeze}?by=mallory", None),
         ("POST", "/v1/autoscaler/{pool:path}"): ("/v1/autoscaler/default", {"mode": "advise", "by": "mallory"}),
         ("POST", "/v1/content/reload"): ("/v1/content/reload", None),
+        ("POST", "/v1/receivers/{name}/test"): ("/v1/receivers/night/test", {"by": "mallory"}),
         ("POST", "/v1/silences"): ("/v1/silences", SILENCE),
         ("DELETE", "/v1/silences/{id}"): ("/v1/silences/s1", None),
         ("POST", "/v1/tokens"): ("/v1/tokens", {"name": "new", "role": "viewer"}),
@@ -279,6 +281,16 @@ async def _incident(api: Api, file: Path) -> tuple[Incident, bytes]:
     await api.controller.book.store_incident(incident)
     await api.controller.reports.export(StoredIncident(incident), file)
     return incident, await asyncio.to_thread(file.read_bytes)
+
+
+def _stub_receivers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told(name: str, by: str) -> Notification:
+        state = NotificationState.DELIVERED
+        return Notification(
+            id="n1", receiver=name, kind="test", state=state, subject="", text="", thread="", created_at=1
+        )
+
+    monkeypatch.setattr(api.controller.notifications, "test", told)
 
 
 def _stub_silences(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

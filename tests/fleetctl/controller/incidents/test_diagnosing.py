@@ -28,7 +28,8 @@ CALM = {
     "llm:prefix_hit_ratio": 0.6,
 }
 SLOW = {"llm:step_seconds:mean": 0.2}
-PREFIX = {"llm:prefix_hit_ratio": 0.1}
+IS_UP = {"fleet_node_process_up": 1.0}
+PREFIX = {"llm:prefix_hit_ratio": 0.1}  # of both nodes: of one alone it may as well be routing, which nobody tells here
 
 
 def make_alert(name: str, at: float, severity: str = "page") -> FiredAlert:
@@ -65,7 +66,7 @@ async def test_a_confirmed_cause_that_another_replaces_is_on_the_timeline_with_b
             (standing,) = controller.book.open_incidents()
             assert standing.diagnosis is not None
             causes.append(standing.diagnosis.cause)
-            fill(controller, clock, 30, node_1=changes)
+            fill(controller, clock, 30, node_1=changes, node_2=PREFIX if changes is PREFIX else CALM)
         assert causes[:3] == ["slow_node"] * 3
         assert causes[-1] == "prefix_cache_broken"
         (replaced,) = await told(controller, "diagnosis.replaced")
@@ -131,10 +132,43 @@ async def test_two_faults_of_one_node_become_two_incidents_each_with_its_own_cau
         assert counted == 1, "the one that was split off is opened too"
 
 
+async def test_a_fault_that_has_an_incident_is_not_told_as_the_cause_of_another(tmp_path: Path) -> None:
+    """A worker of the gateway was killed, then a node: the gateway's incident said "the fleet is down"."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=3), NoProvider(), clock) as controller:
+
+        def pass_time(seconds: int, deaths: float, **down: float) -> None:
+            for _ in range(0, seconds, 10):
+                fill(controller, clock, 10, node_1=IS_UP | down, node_2=IS_UP)
+                controller.store.append({"__name__": "fleet_gateway_deaths_total"}, clock.now(), deaths)
+                for name, value in (CALM | IS_UP).items():
+                    controller.store.append({"__name__": name, "node": "node-3", "pool": "default"}, clock.now(), value)
+
+        pass_time(900, 0.0)
+        pass_time(10, 1.0)
+        gateway = replace(make_alert("LLMGatewayDied", clock.now(), "ticket"), labels={}, fingerprint="gateway")
+        await controller.book.store_incident(open_incident(gateway, clock.now()))
+        causes: dict[str, set[str | None]] = {}
+        beside, titles = {}, []
+        for turn in range(12):
+            if turn == 3:
+                await controller.book.store_incident(open_incident(make_alert("LLMNodeDown", clock.now()), clock.now()))
+            await controller.diagnosing.diagnose_incidents()
+            for one in controller.book.open_incidents():
+                assert one.diagnosis is not None
+                causes.setdefault(one.alerts[0].name, set()).add(one.diagnosis.cause)
+                beside[one.alerts[0].name] = one.diagnosis.also
+                titles.append(one.diagnosis.title)
+            pass_time(10, 1.0, **({"llm:up": 0.0, "fleet_node_process_up": 0.0} if turn >= 2 else {}))
+        assert causes == {"LLMGatewayDied": {"gateway_crash"}, "LLMNodeDown": {"node_down"}}
+        assert set(beside.values()) == {None}, "each is told once"
+        assert not any("fleet is down" in title for title in titles)
+
+
 async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_is_refused(tmp_path: Path) -> None:
     clock = DrivenClock()
     async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
-        fill(controller, clock, 60)
+        fill(controller, clock, 300)
         for row in await controller.database.read(list_nodes):
             controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
         calm = controller.inquiry.diagnose(None, {})
@@ -146,6 +180,7 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
             ("queue_waits", "no"),
             ("no_steps", "no"),
             ("ttft_up", "no"),
+            ("slow_steps", "no"),
         }
         with pytest.raises(BadInputError, match='unknown node "node-11", did you mean "node-1"'):
             controller.inquiry.diagnose(None, {"node": "node-11"})
@@ -162,7 +197,7 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
     async with open_controller(make_config(tmp_path, nodes=2), NoProvider(), clock) as controller:
         fill(controller, clock, 300)
         onset = clock.now()
-        fill(controller, clock, 30, node_1=PREFIX)
+        fill(controller, clock, 30, node_1=PREFIX, node_2=PREFIX)
         await controller.book.store_incident(open_incident(make_alert("LLMPrefixHitDrop", onset), clock.now()))
         said = []
         for _ in range(3):
@@ -171,5 +206,5 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
             assert standing.diagnosis is not None
             said.append((standing.diagnosis.cause, standing.diagnosis.confidence, standing.diagnosis.said_since))
             assert standing.diagnosis.at == clock.now()  # the evidence that is shown is the latest
-            fill(controller, clock, 10, node_1=PREFIX)
+            fill(controller, clock, 10, node_1=PREFIX, node_2=PREFIX)
         assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from diagnostics.cause import builtin_causes
 from diagnostics.incident import Incident, IncidentStatus
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.incidents.remediation import (
@@ -130,3 +131,9 @@ def test_a_reopened_incident_may_try_again_what_helped_but_not_what_did_not() ->
     assert blocking_run([run], "replace-node", incident) is None
     for status in (RunStatus.UNDONE, RunStatus.FAILED, RunStatus.DENIED, RunStatus.PROPOSED):
         assert blocking_run([replace(run, status=status)], "replace-node", incident) is not None
+
+
+def test_what_a_revision_may_ask_for_may_be_taken_back_with_it() -> None:
+    told = {name for name, cause in builtin_causes().items() if cause.not_by_deploy}
+    assert {"gpu_lost", "long_prompts", "gateway_down"} <= told
+    assert not {"unschedulable", "bad_deploy", "prefix_by_upgrade", "limit_lowered", "out_of_memory"} & told

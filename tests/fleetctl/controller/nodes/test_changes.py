@@ -41,6 +41,8 @@ def seen(*looks: list[NodeState]) -> set[tuple[str, str, str]]:
 
 
 a, b = node("a"), node("b")
+restarting = replace(a, row=replace(a.row, restart={"state": "begun", "instance": "i1"}))
+restarted = replace(a, row=replace(a.row, restart={"state": "done", "instance": "i1"}), instance="i2")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,11 @@ a, b = node("a"), node("b")
         ([[a], [a, node("c", NodePhase.STARTING, created_at=NOW + 1)]], {("scale", "", "default")}),
         ([[a, b], [a, node("b", NodePhase.DRAINED, wanted=False)]], {("scale", "", "default")}),
         ([[a, b], [a]], {("scale", "", "default")}),
-        ([[a], [node("a", instance="i2")]], {("restart", "a", "default")}),
+        ([[a], [node("a", instance="i2")]], {("start", "a", "default")}),  # it ended, and who runs it started it again
+        ([[restarting], [node("a", instance="i2")]], {("restart", "a", "default")}),
+        ([[a], [restarted]], {("restart", "a", "default")}),  # its end was stored between two looks
+        ([[a], [replace(restarted, instance="i3")]], {("restart", "a", "default")}),
+        ([[restarted], [replace(restarted, instance="i3")]], {("start", "a", "default")}),  # a crash after our restart
         ([[a], [node("a", instance=None)], [node("a", instance=None)]], set()),  # its end is no change of ours
         (
             [[a, b], [a, node("b", NodePhase.STARTING, instance="i2", revision="r2")]],
@@ -61,9 +67,13 @@ a, b = node("a"), node("b")
             [[a], [a, node("c", NodePhase.STARTING, created_at=NOW + 1, revision="r2")]],
             {("scale", "", "default"), ("deploy", "c", "default")},
         ),
-        ([[a, b], [a, node("b", instance="i2")]], {("restart", "b", "default")}),
+        ([[a, b], [a, node("b", instance="i2")]], {("start", "b", "default")}),
         ([[a], [node("a", NodePhase.CORDONED, route=RouteIntent.CORDONED)]], {("reroute", "a", "default")}),
-        ([[a], [node("a", NodePhase.DRAINING)]], {("drain", "a", "default")}),
+        ([[a], [node("a", NodePhase.DRAINING)]], {("stop", "a", "default")}),  # told to end by whoever runs it
+        (
+            [[a], [node("a", NodePhase.DRAINING, route=RouteIntent.CORDONED)]],
+            {("drain", "a", "default"), ("reroute", "a", "default")},
+        ),
     ],
 )
 def test_two_looks_tell_what_changed(looks: list[list[NodeState]], expected: set[tuple[str, str, str]]) -> None:
@@ -155,13 +165,13 @@ async def test_rules_and_questions_ask_for_phases_and_changes() -> None:
 
     stuck = {"node": "a", "pool": "default", "phase": "not_ready", "reason": "core_stuck"}
     assert asked('fleet_node_phase{node="a"}') == [stuck], "one phase at a time"
-    assert asked('fleet_change_timestamp_seconds{node="a"}') == [{"kind": "restart", "node": "a", "pool": "default"}]
+    assert asked('fleet_change_timestamp_seconds{node="a"}') == [{"kind": "start", "node": "a", "pool": "default"}]
     assert asked('fleet_change_timestamp_seconds{kind="rollout"}') == [{"kind": "rollout", "pool": "default"}]
     assert [one.value for one in evaluate('time() - fleet_change_timestamp_seconds{node="a"}', store, clock.now())] == [
         0
     ]
     exposed = {one.name: [sample.labels for sample in one.samples] for one in series.collect()}
-    assert {one["kind"] for one in exposed["fleet_change_timestamp_seconds"]} == {"restart", "rollout"}
+    assert {one["kind"] for one in exposed["fleet_change_timestamp_seconds"]} == {"start", "rollout"}
 
 
 @pytest.mark.anyio

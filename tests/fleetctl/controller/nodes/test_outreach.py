@@ -1,10 +1,10 @@
-"""Channels and programs of the settings, limits of a node, and evidence: bounded, found done, secrets kept."""
+"""Receivers and programs of the settings, limits of a node, and evidence: bounded, found done, secrets kept."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 from fleetctl.controller.nodes.engine_calls import EngineCalls
 from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.outreach import MAX_OUTPUT_BYTES, Outreach
+from fleetctl.controller.notifications.courier import Courier
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.controller import ActionSettings
+from fleetctl.settings.notifications import NotificationSettings
 from fleetctl.wire import Silence, SilenceRequest
 from runbooks.ports import PermanentError, TemporaryError
 
@@ -32,10 +34,13 @@ class NoSilences:
 
 
 def outreach(
-    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200), **settings: Any
+    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(200),
+    receivers: Sequence[dict[str, Any]] = (),
+    **settings: Any,
 ) -> Outreach:
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    return Outreach(ActionSettings(**settings), http, NoSilences())
+    courier = Courier(httpx.AsyncClient(transport=httpx.MockTransport(answer)), SystemClock())
+    notifications = NotificationSettings.model_validate({"receivers": receivers})
+    return Outreach(ActionSettings(**settings), notifications, courier, NoSilences())
 
 
 def program(tmp_path: Path, text: str) -> dict[str, Path]:
@@ -70,9 +75,11 @@ async def test_a_program_that_says_too_much_fails_or_does_not_end_is_bounded(tmp
         ActionSettings(programs={"mine": Path("relative")})
 
 
-async def test_a_channel_hears_text_and_key_and_nobody_sees_its_url(tmp_path: Path) -> None:
-    file = tmp_path / "oncall"
-    file.write_text("https://chat.example/hook/hunter2\nBearer hunter2\n")
+async def test_a_receiver_hears_text_and_key_and_nobody_sees_its_url(tmp_path: Path) -> None:
+    url, header = tmp_path / "url", tmp_path / "header"
+    url.write_text("https://chat.example/hook/hunter2\n")
+    header.write_text("Bearer hunter2\n")
+    receiver = {"name": "oncall", "kind": "webhook", "url_file": url, "authorization_file": header}
     heard: list[httpx.Request] = []
     status = 200
 
@@ -80,19 +87,23 @@ async def test_a_channel_hears_text_and_key_and_nobody_sees_its_url(tmp_path: Pa
         heard.append(request)
         return httpx.Response(status)
 
-    told = outreach(answer, channels={"oncall": file})
+    told = outreach(answer, [receiver])
     receipt = await told.notify("oncall", "it is done", "run-1-do-0", {"run": "run-1"})
-    assert json.loads(heard[0].content) == {"text": "it is done", "key": "run-1-do-0", "run": "run-1"}
+    body = json.loads(heard[0].content)
+    assert (body["text"], body["key"], body["run"]) == ("it is done", "run-1-do-0", "run-1")
     assert heard[0].headers["idempotency-key"] == "run-1-do-0"
     assert heard[0].headers["authorization"] == "Bearer hunter2"
     assert "hunter2" not in str(receipt)
-    for code, error in ((503, TemporaryError), (404, PermanentError)):
+    for code, error in ((503, TemporaryError), (404, PermanentError), (302, PermanentError)):
         status = code
         with pytest.raises(error) as caught:
             await told.notify("oncall", "x", "k", {})
         assert "hunter2" not in str(caught.value)
-    with pytest.raises(PermanentError, match="its file can't be read"):
-        await outreach(channels={"oncall": tmp_path / "gone"}).notify("oncall", "x", "k", {})
+    url.unlink()
+    with pytest.raises(PermanentError, match="receiver oncall: url_file"):
+        await told.notify("oncall", "x", "k", {})
+    with pytest.raises(PermanentError, match=r"no receiver boss in notifications\.receivers: oncall"):
+        await told.notify("boss", "x", "k", {})
 
 
 async def test_a_silence_without_alertmanager_says_so() -> None:

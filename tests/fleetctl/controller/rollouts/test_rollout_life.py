@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.incident import with_diagnosis
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.rollouts.rollout import Rollout
 from fleetctl.controller.rollouts.rollout_row import list_rollouts
@@ -79,9 +82,16 @@ async def test_slow_revision_is_caught_at_the_canary_and_rolled_back_by_itself(t
         stop_all(tmp_path)
 
 
+def is_withdrawn(controller: Controller, run_id: str) -> bool:
+    (run,) = [one for one in runs(controller) if one.id == run_id]
+    return run.status is RunStatus.CANCELLED
+
+
+@pytest.mark.parametrize("is_the_clients", [False, True])
 async def test_healthy_revision_is_passed_by_the_gate_and_taken_back_when_an_incident_begins_with_it(
-    tmp_path: Path,
+    tmp_path: Path, is_the_clients: bool
 ) -> None:
+    """Not when it turns out that clients send longer prompts: the proposal goes with the verdict."""
     clock, traffic = DrivenClock(), ComparedTraffic()
     try:
         async with opened(tmp_path, clock, judge_every_s=2.0, step_min_s=5.0) as controller:
@@ -102,6 +112,13 @@ async def test_healthy_revision_is_passed_by_the_gate_and_taken_back_when_an_inc
             (run,) = [run for run in runs(controller) if run.status is RunStatus.PROPOSED]
             assert (run.runbook, dict(run.inputs)) == ("rollback-pool", {"pool": "default"})
             assert run.reason.startswith(f"it began with {done.id}, {before} to {done.to_revision}: ")
+            if is_the_clients:
+                name = run.incident_id or ""
+                is_over = partial(is_withdrawn, controller, run.id)
+                found = Diagnosis("latency", "long_prompts", "Prompts are longer", "confirmed", (), (), (), clock.now())
+                await controller.book.change_incident(name, partial(with_diagnosis, diagnosis=found))
+                await drive(controller, clock, traffic, is_over, without=("diagnosis",))
+                return
             await controller.executor.decide(run.id, "approve", "ann")
             await drive(controller, clock, traffic, lambda: newest(controller).is_return)
             assert (newest(controller).to_revision, newest(controller).started_by) == (before, "ann")

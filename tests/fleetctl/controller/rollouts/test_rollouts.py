@@ -151,6 +151,9 @@ async def test_node_that_hangs_while_it_loads_is_rolled_back_by_hand_at_once_als
         (pool,) = await controller.pools.views()
         assert pool.reason.startswith(f"{(await latest(controller)).id}: "), "lists and the cockpit name it"
         assert "0 of 1 nodes of the new revision ready" in (await latest(controller)).waits_for
+        (status,) = await controller.rollouts.statuses()
+        told = rollout_view(status.rollout, status, "drain node-1 was refused: budget of actions").waits_for
+        assert told.endswith("ready; held: drain node-1 was refused: budget of actions")
         await controller.freezes.make(FreezeRequest(reason="launch", made_by="bob"))
         refused = await order(controller, "rollout rollback default")
         assert refused.status is RunStatus.REFUSED

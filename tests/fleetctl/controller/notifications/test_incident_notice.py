@@ -1,0 +1,32 @@
+"""What a message says of what users felt."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnostics.record import Impact
+from fleetctl.controller.notifications.incident_notice import impact_words
+
+
+@pytest.mark.parametrize(
+    ("impact", "said"),
+    [
+        (
+            Impact(requests=43, lost=0, p99_ttft_worst_s=0.039, objective_ttft_s=2.5),
+            "0 of 43 requests lost, p99 TTFT up to 39 ms, within the promised 2.5 s",
+        ),
+        (
+            Impact(requests=43, lost=2, p99_ttft_worst_s=4.0, objective_ttft_s=2.5, slo_minutes=3),
+            "2 of 43 requests lost, p99 TTFT up to 4.0 s, beyond the promised 2.5 s, 3 min beyond that",
+        ),
+        (
+            Impact(why_not_counted="the gateway was not scraped before it began", p99_ttft_worst_s=0.03),
+            "requests lost: not known (the gateway was not scraped before it began), p99 TTFT up to 30 ms",
+        ),
+        (Impact(), "not known"),
+    ],
+)
+def test_harm_is_told_from_a_figure_within_what_is_promised_and_from_what_nobody_counted(
+    impact: Impact, said: str
+) -> None:
+    assert impact_words(impact) == said
