@@ -50,7 +50,7 @@ class GrammarKind(StrEnum):
 
 class GrammarSource(msgspec.Struct, frozen=True):
     """What a client gave, to be made a grammar where that may fail: converters are as little to be trusted with a
-    stranger's text as the compiler (GBNF of 16,000 blank lines takes ten seconds)."""
+    stranger's text as the compiler (GBNF of 16,000 blank lines takes one to ten seconds)."""
 
     kind: GrammarKind
     text: str
