@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.model.make import make_model
-from engine.soak.node_process import NodeError, NodeProcess
+from engine.soak.node_process import ALL_ON, NodeError, NodeProcess
 from engine.soak.report import progress_reporter, render, report_of
 from engine.soak.soak import Soak, SoakPlan, SoakResult
 
 SHORTEST_ROUND_S = 4.0
 LONGEST_ROUND_S = 30.0
+# With everything on: proposals that counted, and KV that went to host memory and came back.
+USED = ("vllm:spec_decode_num_accepted_tokens_total", "engine_swapped_blocks_total")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
         directory = Path(scratch)
         model = Path(args.model) if args.model else make_model(directory / "model")
         try:
-            with NodeProcess(model, directory, args.runner) as node, progress_reporter() as report_progress:
+            runner, options = ("torch", ALL_ON) if args.all_on else (args.runner, ())
+            with NodeProcess(model, directory, runner, options) as node, progress_reporter() as report_progress:
                 node.wait_ready()
-                soak = Soak(node, plan, report_progress)
+                soak = Soak(node, plan, report_progress, USED if args.all_on else ())
                 result = asyncio.run(soak.run_soak())
         except NodeError as error:
             result, soak = SoakResult(problems=[str(error)]), None
@@ -55,6 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="N", help="%(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of requests and disturbances (%(default)s)")
     parser.add_argument("--runner", default="fake", choices=("fake", "torch"), help="%(default)s")
+    parser.add_argument(
+        "--all-on",
+        action="store_true",
+        help="the torch runner with tokens ahead, weights and KV in eight bits, and swap space, all at once",
+    )
     parser.add_argument("--model", metavar="DIR", help="default: a small one is made")
     parser.add_argument("-o", "--output", default="text", choices=("text", "json"), help="of the report (%(default)s)")
     parser.add_argument("--keep-log", metavar="FILE", help="where the node's log is left")

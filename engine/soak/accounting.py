@@ -1,4 +1,4 @@
-"""Whether client, log and metrics of the node agree on how every request ended. Pure."""
+"""Whether client, log and metrics of the node agree on how every request ended, and with which tokens. Pure."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ class RequestAccounting:
         self._open: dict[tuple[str, bool], Outcome] = {}
         self._lines: dict[tuple[str, bool], list[Line]] = defaultdict(list)
         self._moved: dict[str, Line] = {}
+        self._answers: dict[str, tuple[int, ...]] = {}
+        self._wrong: list[str] = []
+        self.known_answers = 0  # that were compared
         self.endings: Counter[tuple[str, str]] = Counter()  # (kind, ending)
         self.states: Counter[str] = Counter()  # by the log
         self.choices = 0  # sequences that ended on this node
@@ -34,6 +37,19 @@ class RequestAccounting:
         """How one request ended for its client."""
         self.endings[outcome.kind, outcome.ending] += 1
         self._open[outcome.request_id, outcome.is_continuation] = outcome
+
+    def compare_answer(self, answer: str, outcome: Outcome) -> None:
+        """An answer that must always have the same tokens; the first one of its name is what others are held to."""
+        if outcome.ending != "finished":
+            return
+        wanted = self._answers.setdefault(answer, outcome.said)
+        self.known_answers += 1
+        if outcome.said != wanted or not wanted:
+            same = next(
+                (i for i, pair in enumerate(zip(outcome.said, wanted, strict=False)) if len(set(pair)) > 1), "?"
+            )
+            counts = f"{len(outcome.said)} tokens, {len(wanted)} wanted, token {same} is the first that differs"
+            self._wrong.append(f"{outcome.request_id} ({outcome.kind}): not the answer of {answer} alone: {counts}")
 
     def record_log_line(self, line: Line) -> None:
         """One `request.finished` event of the node's log."""
@@ -54,7 +70,7 @@ class RequestAccounting:
 
     def reconcile(self) -> list[str]:
         """Problems of all requests so far. Call when nothing is in flight."""
-        problems = []
+        problems, self._wrong = self._wrong, []
         for key, outcome in self._open.items():
             problems += _compare(outcome, self._lines.pop(key, []))
         for (request_id, _), lines in self._lines.items():

@@ -32,6 +32,7 @@ class Outcome:
     detail: str = ""
     handoff: dict[str, Any] | None = None
     is_continuation: bool = False
+    said: tuple[int, ...] = ()  # the first choice's tokens, where the request asked for their ids
 
 
 class Client:
@@ -78,7 +79,7 @@ class Client:
                 return _whole(
                     kind, outcome.request_id, answer.status, await answer.read(), answer.headers, is_continuation=True
                 )
-            ending = _Ending()
+            ending = _Ending(outcome.said)
             async for name, data in _events(answer):
                 ending.read_event(name, data)
             return ending.outcome(outcome.request_id, kind, answer.status, is_continuation=True)
@@ -102,12 +103,13 @@ class Client:
 
 
 class _Ending:
-    """What the events of a stream said of its end."""
+    """What the events of a stream said, after what others said before, and of its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: tuple[int, ...] = ()) -> None:
         self._ending, self._detail = "cut", "the stream stopped without an end"
         self._tokens: int | None = None
         self._handoff: dict[str, Any] | None = None
+        self._said = list(said)
 
     def read_event(self, name: str, data: str) -> None:
         if self._ending != "cut":
@@ -122,10 +124,14 @@ class _Ending:
                 self._ending, self._detail = "failed", str(chunk["error"]["code"])
             elif chunk.get("usage"):
                 self._tokens = int(chunk["usage"]["completion_tokens"])
+            for choice in chunk.get("choices", ()):
+                if choice["index"] == 0:
+                    self._said += choice.get("token_ids") or ()
 
     def outcome(self, request_id: str, kind: str, status: int, *, is_continuation: bool = False) -> Outcome:
+        said = tuple(self._said)
         return Outcome(
-            request_id, kind, self._ending, status, self._tokens, self._detail, self._handoff, is_continuation
+            request_id, kind, self._ending, status, self._tokens, self._detail, self._handoff, is_continuation, said
         )
 
 
@@ -147,7 +153,8 @@ def _whole(
         decoded = json.loads(body)
         if status == 200:
             tokens = int(decoded["usage"]["completion_tokens"])
-            return Outcome(request_id, kind, "finished", 200, tokens, is_continuation=is_continuation)
+            said = tuple(decoded["choices"][0].get("token_ids") or ())
+            return Outcome(request_id, kind, "finished", 200, tokens, is_continuation=is_continuation, said=said)
         if status == 202:
             return Outcome(request_id, kind, "moved", 202, handoff=decoded, is_continuation=is_continuation)
         error = decoded["error"]

@@ -32,6 +32,7 @@ class Disturbances:
         self._deck: list[str] = []
         self.last = ""
         self.count = 0
+        self.num_wrong_times = 0  # odd: the core is told to say wrong numbers now
 
     async def disturb_next(self, client: Client) -> None:
         """The next disturbance, from its begin to its end. Raises NotRecoveredError."""
@@ -89,6 +90,7 @@ class Disturbances:
         await self._for(1.0, {"oom_next": 2})
 
     async def _wrong_numbers(self) -> None:
+        self.num_wrong_times += 1
         await self._fault({"wrong_numbers": True})
         for _ in range(20):
             status, _ = await self._client.admin("GET", "/health/deep")
@@ -96,6 +98,7 @@ class Disturbances:
                 break
             await asyncio.sleep(0.1)
         await self._fault({"wrong_numbers": None})
+        self.num_wrong_times += 1
 
     async def _core_killed(self) -> None:
         self._killed_at = time.monotonic()

@@ -24,6 +24,13 @@ LIMITS = (
     *("--max-num-queued-reqs", "24", "--max-body-bytes", "65536", "--golden-interval", "0.5", "--drain-timeout", "5"),
 )
 
+# All that changes how a step is computed, at once; whatever a proposal costs, as it is to be tried and not to pay.
+ALL_ON = (
+    *("--speculation", "ngram", "--no-adaptive-speculation", "--num-speculative-tokens", "4"),
+    *("--quantization", "int8", "--kv-cache-dtype", "int8"),
+    *("--swap-space", "0.01", "--num-kv-blocks", "72"),  # so few that requests are preempted
+)
+
 
 class NodeError(RuntimeError):
     """The node did not start, ended, or does not answer."""
@@ -53,7 +60,7 @@ def read_usage(pid: int) -> ProcessUsage:
 class NodeProcess:
     """`python -m engine serve` with faults enabled; use as a context."""
 
-    def __init__(self, model: Path, directory: Path, runner: str) -> None:
+    def __init__(self, model: Path, directory: Path, runner: str, options: tuple[str, ...] = ()) -> None:
         self.token = secrets.token_hex(16)
         self.log_path = directory / "node.log"
         self.url = ""
@@ -63,7 +70,7 @@ class NodeProcess:
         self._command = [
             *(sys.executable, "-m", "engine", "serve", "--model", str(model), "--served-model-name", "soak"),
             *("--runner", runner, "--port", "0", "--num-threads", "1", "--enable-faults"),
-            *("--admin-token-file", str(token_path), "--node-name", "soak", *LIMITS),
+            *("--admin-token-file", str(token_path), "--node-name", "soak", *LIMITS, *options),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._started: list[dict[str, Any]] = []  # core.started events

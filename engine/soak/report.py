@@ -64,6 +64,7 @@ def report_of(result: SoakResult, accounting: RequestAccounting | None, plan: So
         "endings": endings,
         "states": {} if accounting is None else dict(accounting.states),
         "tokens": 0 if accounting is None else accounting.tokens,
+        "known_answers": 0 if accounting is None else accounting.known_answers,
         "leak_on_purpose_detected": result.leak_detected,
         "readings": [reading.as_dict() for reading in result.readings],
     }
@@ -75,7 +76,7 @@ def render(report: dict[str, object]) -> str:
     assert isinstance(readings, list)
     lines = [
         f"{report['requests']} requests and {report['disturbances']} disturbances in {report['seconds']} s",
-        f"ended as {report['states']}, {report['tokens']} tokens",
+        f"ended as {report['states']}, {report['tokens']} tokens; {report['known_answers']} answers as they are alone",
     ]
     if readings:
         first, last = readings[0], readings[-1]

@@ -11,6 +11,7 @@ from typing import Any
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 WORDS = ("once", "upon", "a", "time", "the", "node", "held", "every", "block", "and", "gave", "it", "back", "🙂", "é")
+NUM_KNOWN = 8
 SHARED = "You are a careful assistant. Answer briefly and say what you do not know. " * 4  # found in the prefix cache
 
 
@@ -26,6 +27,7 @@ class SoakRequest:
     hang_up_events: int | None = None
     hang_up_s: float | None = None
     is_bad: bool = False  # no node would take it
+    answer: str | None = None  # names the one answer that it must get, whatever else happens to the node
 
     @property
     def hangs_up(self) -> bool:
@@ -38,6 +40,31 @@ def draw_request(rng: random.Random) -> SoakRequest:
     makers, weights = zip(*_MAKERS, strict=True)
     maker: Callable[[random.Random], SoakRequest] = rng.choices(makers, weights)[0]
     return maker(rng)
+
+
+def known_requests() -> list[SoakRequest]:
+    """Requests whose tokens are known once each was answered alone: greedy and seeded, with whatever changes a step."""
+    return [_known_request(number, stream=False, headers={}) for number in range(NUM_KNOWN)]
+
+
+def _known_request(number: int, *, stream: bool, headers: dict[str, str]) -> SoakRequest:
+    rng = random.Random(number)
+    words = _text(rng, 12)
+    # Words that come again, so that tokens ahead have something to propose.
+    body: dict[str, Any] = {"prompt": (SHARED if number % 2 else "") + f"{words} {words} {words}", "seed": number}
+    body |= {"max_tokens": 60 + 20 * number, "ignore_eos": True, "return_token_ids": True}
+    body["temperature"] = 0.0 if number % 3 == 0 else 0.8
+    if number % 4 == 1:
+        body |= {"logprobs": 2, "repetition_penalty": 1.2}
+    if number % 4 == 3:
+        body |= {"frequency_penalty": 0.5, "top_k": 20, "min_p": 0.01}
+    sent = json.dumps(body | ({"stream": True, "stream_options": {"include_usage": True}} if stream else {})).encode()
+    return SoakRequest("known", COMPLETIONS, sent, headers, stream, answer=f"known-{number}")
+
+
+def _known(rng: random.Random) -> SoakRequest:
+    headers = {"X-Fleet-Handoff": "accept"} if rng.random() < 0.5 else {}
+    return _known_request(rng.randrange(NUM_KNOWN), stream=rng.random() < 0.5, headers=headers)
 
 
 def _text(rng: random.Random, words: int) -> str:
@@ -159,6 +186,7 @@ def _oversize(rng: random.Random) -> SoakRequest:
 
 _MAKERS: tuple[tuple[Callable[[random.Random], SoakRequest], int], ...] = (
     (_good, 40),
+    (_known, 12),
     (_several, 8),
     (_logprobs, 8),
     (_echoed, 4),

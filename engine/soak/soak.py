@@ -17,7 +17,7 @@ from engine.soak.client import Client, Outcome
 from engine.soak.disturbances import Disturbances, NotRecoveredError
 from engine.soak.leak_check import IdleReading, find_growth
 from engine.soak.node_process import NodeError, NodeProcess, read_usage
-from engine.soak.request import SoakRequest, draw_request
+from engine.soak.request import SoakRequest, draw_request, known_requests
 
 CLIENTS = 24
 REST_S = 30.0
@@ -58,10 +58,18 @@ class Progress:
 class Soak:
     """Drives one node. `report_progress` is called a few times a second."""
 
-    def __init__(self, node: NodeProcess, plan: SoakPlan, report_progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        node: NodeProcess,
+        plan: SoakPlan,
+        report_progress: Callable[[Progress], None],
+        must_rise: tuple[str, ...] = (),
+    ) -> None:
+        """`must_rise`: counters that are above 0 in the end, or what was switched on did nothing."""
         self._node = node
         self._plan = plan
         self._report_progress = report_progress
+        self._must_rise = must_rise
         self._rng = random.Random(plan.seed)
         self._disturbances = Disturbances(node, self._rng)
         self._ids = itertools.count()
@@ -69,10 +77,13 @@ class Soak:
         self.result = SoakResult()
 
     async def run_soak(self) -> SoakResult:
-        """Rounds of traffic until the time is over or something is wrong. Never raises for what the node did."""
-        """Ends early at the first round with a problem: what follows would only repeat it."""
+        """Rounds of traffic until the time is over. Never raises for what the node did.
+
+        Ends early at the first round with a problem: what follows would only repeat it.
+        """
         started = time.monotonic()
         try:
+            await self._ask_alone()
             for number in itertools.count():
                 elapsed = time.monotonic() - started
                 if elapsed >= self._plan.seconds and number > WARM_ROUNDS + 1:
@@ -81,11 +92,33 @@ class Soak:
                 if self.result.problems:
                     break
             if not self.result.problems:
+                await self._look_at_what_was_used()
+            if not self.result.problems:
                 await self._prove_leak_detection()
         except (NodeError, NotRecoveredError, aiohttp.ClientError) as error:
             self.result.problems.append(f"{type(error).__name__}: {error}")
         self.result.seconds = time.monotonic() - started
         return self.result
+
+    async def _ask_alone(self) -> None:
+        """Each known request while nothing else runs: the answers that it must get from then on."""
+        client = Client(self._node.url, self._node.token)
+        try:
+            for request in known_requests():
+                await self._ask(client, request)
+        finally:
+            await client.close()
+
+    async def _look_at_what_was_used(self) -> None:
+        client = Client(self._node.url, self._node.token)
+        try:
+            _, exposition = await client.admin("GET", "/metrics")
+        finally:
+            await client.close()
+        found = values_of(str(exposition), self._must_rise)
+        self.result.problems += [
+            f"{name} is 0: it was on and did nothing" for name in self._must_rise if not found.get(name)
+        ]
 
     async def _round(self, started: float, *, is_warm: bool) -> None:
         client = Client(self._node.url, self._node.token)
@@ -108,12 +141,20 @@ class Soak:
 
     async def _one_client(self, client: Client, stop_at: float) -> None:
         while time.monotonic() < stop_at:
-            outcome = await self._send(client, draw_request(self._rng))
-            if outcome.ending == "moved":
+            if await self._ask(client, draw_request(self._rng)) == "refused":
                 await self._until_taking_work(client)
-                self._note(await client.continue_handoff(outcome))
-            elif outcome.ending == "refused":
-                await self._until_taking_work(client)
+
+    async def _ask(self, client: Client, request: SoakRequest) -> str:
+        """One request to its end, wherever that is; how it ended."""
+        before = self._disturbances.num_wrong_times
+        outcome = await self._send(client, request)
+        while outcome.ending == "moved":
+            await self._until_taking_work(client)
+            outcome = await client.continue_handoff(outcome)
+            self._note(outcome)
+        if request.answer is not None and before == self._disturbances.num_wrong_times and before % 2 == 0:
+            self.accounting.compare_answer(request.answer, outcome)
+        return outcome.ending
 
     async def _until_taking_work(self, client: Client) -> None:
         """A little longer than it takes, or not at all: some requests must come while the node refuses them."""

@@ -16,7 +16,7 @@ from engine.soak.accounting import RequestAccounting, compare_metrics
 from engine.soak.client import Outcome
 from engine.soak.leak_check import MIB, IdleReading, find_growth
 from engine.soak.node_process import ProcessUsage
-from engine.soak.request import draw_request
+from engine.soak.request import draw_request, known_requests
 
 
 def line(request_id: str, state: str = "finished", **facts: Any) -> dict[str, Any]:
@@ -129,19 +129,60 @@ def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
     assert done.returncode == 2
 
 
-@pytest.mark.e2e
-@pytest.mark.waits
-def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_known_request_is_the_same_however_it_is_sent() -> None:
+    rng = random.Random(5)
+    drawn = [request for request in (draw_request(rng) for _ in range(2000)) if request.answer is not None]
+    alone = {request.answer: json.loads(request.body) for request in known_requests()}
+    assert {request.answer for request in drawn} == set(alone)
+    assert {request.stream for request in drawn} == {True, False}
+    for request in drawn:
+        body = json.loads(request.body)
+        body = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        assert body == alone[request.answer]
+    assert {body["temperature"] == 0.0 for body in alone.values()} == {True, False}  # greedy and sampled
+
+
+def test_an_answer_with_other_tokens_than_alone_is_told() -> None:
+    accounting = RequestAccounting()
+    alone = replace(FINISHED, kind="known", said=(5, 6, 7))
+    accounting.compare_answer("known-1", alone)
+    accounting.compare_answer("known-1", replace(alone, request_id="soak-2"))
+    accounting.compare_answer("known-1", replace(alone, request_id="soak-3", ending="failed", said=(5,)))
+    assert accounting.reconcile() == []
+    assert accounting.known_answers == 2
+    accounting.compare_answer("known-1", replace(alone, request_id="soak-4", said=(5, 9, 7)))
+    accounting.compare_answer("known-2", replace(alone, request_id="soak-5", said=()))
+    first, second = accounting.reconcile()
+    assert first.startswith("soak-4 (known): not the answer of known-1 alone: 3 tokens, 3 wanted, token 1 is the first")
+    assert second.startswith("soak-5 (known): not the answer of known-2 alone: 0 tokens")
+
+
+def soak(tmp_path: Path, *options: str) -> dict[str, Any]:
     log = tmp_path / "node.log"
-    command = [sys.executable, "-m", "engine.soak", "--minutes", "1", "-o", "json", "--keep-log", str(log)]
+    command = [sys.executable, "-m", "engine.soak", *options, "-o", "json", "--keep-log", str(log)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    report = json.loads(done.stdout)
+    assert "\x1b" not in done.stderr  # plain lines in a pipe
+    assert done.stderr.startswith("0% ")
+    report: dict[str, Any] = json.loads(done.stdout)
     assert report["ok"]
     assert report["problems"] == []
     assert report["leak_on_purpose_detected"] is True
     assert len(report["readings"]) >= 2
     assert report["states"]["finished"] > 20
+    assert report["known_answers"] > 10
+    return report
+
+
+@pytest.mark.e2e
+@pytest.mark.waits
+def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
+    report = soak(tmp_path, "--minutes", "1")
     assert {"finished", "aborted", "invalid"} <= set(report["states"])
-    assert "\x1b" not in done.stderr  # plain lines in a pipe
-    assert done.stderr.startswith("0% ")
+
+
+@pytest.mark.e2e
+@pytest.mark.waits
+def test_answers_stay_those_of_each_request_alone_with_everything_on(tmp_path: Path) -> None:
+    """Tokens ahead, weights and KV in eight bits, swap space: beside others, preempted, moved, after a killed core."""
+    soak(tmp_path, "--minutes", "0.7", "--all-on")
