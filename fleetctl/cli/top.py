@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fleetctl.cli.context import current, make_client
+from fleetctl.cli.context import current, make_client, whoami
 from fleetctl.cli.get import Listing, Names, Selectors, SortBy, print_listing
 from fleetctl.cli.kinds import TOP_VIEWS, kind_of
 from fleetctl.cli.output import ListOutput, ListOutputOption
@@ -84,6 +84,7 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
         raise BadInputError("top needs a terminal", remedy="fleetctl top nodes")
     import asyncio
 
+    from fleetctl.cli.cockpit_shell import CockpitShell
     from fleetctl.tui.app import run_cockpit
     from fleetctl.tui.palette import PALETTES
     from fleetctl.tui.slider import TimeSlider
@@ -101,4 +102,12 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
         return
     settings = current().settings()
     kept = settings.state_dir / "cockpit-bookmarks.json"
-    asyncio.run(run_cockpit(lambda: make_client(settings, reuses_lists=True), theme=name, bookmarks=kept))
+    asyncio.run(
+        run_cockpit(
+            lambda: make_client(settings, reuses_lists=True),
+            by=whoami(),
+            theme=name,
+            bookmarks=kept,
+            shell=CockpitShell(current()),
+        )
+    )

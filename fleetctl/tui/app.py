@@ -39,8 +39,8 @@ from fleetctl.tui.jump import Jump, Recall
 from fleetctl.tui.list_panes import AlertsPane, AuditPane, EventsPane
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.node_pane import NodePane
+from fleetctl.tui.noun import Jump as JumpOrder
 from fleetctl.tui.order import Act, Answer, Handle, Order, Simple, Start, Wrong, parse_order
-from fleetctl.tui.order import Jump as JumpOrder
 from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
@@ -49,6 +49,7 @@ from fleetctl.tui.reader import CockpitClient, SnapshotReader
 from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
+from fleetctl.tui.shell import Command, Shell
 from fleetctl.tui.slider import TimeSlider, slider_cells
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
@@ -63,6 +64,7 @@ DRAWN_LATELY_S = 2.5
 EVENTS_AT_START = 1000
 EVENTS_GAP_S = 0.3  # a storm of events is read in parts
 LOG_LINES = 200
+NAMED_TOKEN = "token"  # noqa: S105 - `CallerInfo.via` of whoever has a token of their own, whose name says who it is
 GC_AFTER = 100_000  # new objects
 
 
@@ -80,7 +82,7 @@ FRAME_KEYS = (
     ("1 to 9", "the same, in this order"),
     ("[ and ]", "back and forward"),
     ("/", "filter: text, zone=a, !word"),
-    (":", "a command, as after fleetctl; Tab completes; --dry-run does nothing"),
+    (":", "any command, as after fleetctl; Tab completes; --dry-run does nothing"),
     ("Esc", "end the filter; else go back"),
     ("r", "look again now"),
     ("y", "copy what is chosen: a line, an incident, a run's commands"),
@@ -150,9 +152,11 @@ class Cockpit(App[None]):
         theme: str = "dark",
         slider: TimeSlider | None = None,
         bookmarks: Path | None = None,
+        shell: Shell | None = None,
     ) -> None:
         """`by` is who decides (default: the user's name). `poll_every_s` None: no poller, snapshots are posted.
-        `slider`: of a recording, which is shown in place of the present. `bookmarks`: their file."""
+        `slider`: of a recording, which is shown in place of the present. `bookmarks`: their file. `shell`: what runs
+        commands that are no verbs."""
         super().__init__()
         self.title = title
         self.theme = choose(theme).base
@@ -169,6 +173,7 @@ class Cockpit(App[None]):
         self._on_ready = on_ready
         self._slider = slider
         self._bookmarks = Bookmarks(bookmarks)
+        self._shell = shell
         self._now = now if slider is None else slider.now
         self._poll_every_s = poll_every_s
         self._wake = asyncio.Event()
@@ -393,7 +398,7 @@ class Cockpit(App[None]):
         if message.purpose == "filter":
             self._pane.narrow(message.text)
         elif message.text:
-            self._obey(parse_order(message.text))
+            self._obey(parse_order(message.text, self._shell.commands if self._shell is not None else ()))
 
     def on_prompt_line_left(self, message: PromptLine.Left) -> None:
         """Nothing was typed."""
@@ -405,18 +410,24 @@ class Cockpit(App[None]):
     def _obey(self, order: Order) -> None:
         assert self._deeds is not None
         match order:
-            case JumpOrder(visit, group):
+            case JumpOrder(visit, group, words):
                 if group is not None:
                     self._fleet.group = group
                 self.go(visit)
+                if words:
+                    self._pane.narrow(words)
+                    self._places.show(self.trail.here, words)
             case Act():
                 self._deeds.act(order, self.snapshot.nodes)
             case Start():
                 self._deeds.start(order, self.snapshot.nodes)
-            case Answer(run_id, approve):
-                self._answer(run_id, approve)
+            case Answer():
+                self._answer(order)
             case Handle(what, incident_id, to):
                 self._deeds.handle(incident_id, None if what == "ack" else to)
+            case Command():
+                assert self._shell is not None  # it told which commands there are
+                self._deeds.run(order, self._shell)
             case Simple("quit"):
                 self.exit()
             case Simple("help"):
@@ -426,16 +437,16 @@ class Cockpit(App[None]):
             case Wrong(why, remedy):
                 self.notify(f"{why}\n{remedy}".strip(), title="Not done", severity="warning", timeout=10, markup=False)
 
-    def _answer(self, run_id: str, approve: bool) -> None:
+    def _answer(self, order: Answer) -> None:
         """A run that was named: the question shows it as it was last read."""
         assert self._deeds is not None
         focus = self.snapshot.focus
         known = [*(focus.runs if focus is not None else ()), *self.snapshot.runs]
-        run = next((one for one in known if one.id == run_id), None)
+        run = next((one for one in known if one.id == order.run_id), None)
         if run is None:
-            self._obey(Wrong(f"no run {run_id} is known here", f"run {run_id}, or fleetctl get runs"))
+            self._obey(Wrong(f"no run {order.run_id} is known here", f"run {order.run_id}, or fleetctl get runs"))
         else:
-            self._deeds.decide(run, approve)
+            self._deeds.decide(run, order.approve, order.comment, order.override)
 
     def _names(self) -> Names:
         snapshot = self.snapshot
@@ -446,6 +457,8 @@ class Cockpit(App[None]):
             runs=[run.id for run in snapshot.runs],
             runbooks=sorted({run.runbook for run in snapshot.runs} - {"action"}),
             alerts=sorted({alert.name for alert in snapshot.alerts}),
+            commands=tuple(self._shell.commands) if self._shell is not None else (),
+            kinds=self._shell.kinds if self._shell is not None else (),
         )
 
     # -- keys that do something ---------------------------------------------------------------------------------
@@ -532,7 +545,9 @@ class Cockpit(App[None]):
         """This person has it."""
         incident = self._incident.shown
         if incident is not None and self._deeds is not None:
-            self._deeds.take(incident)
+            caller = self.snapshot.caller
+            me = caller.name if caller is not None and caller.via == NAMED_TOKEN else self._by
+            self._deeds.take(incident, me)
 
     def action_page(self) -> None:
         """The page of the incident's run."""
@@ -782,6 +797,7 @@ async def run_cockpit(
     theme: str = "dark",
     slider: TimeSlider | None = None,
     bookmarks: Path | None = None,
+    shell: Shell | None = None,
 ) -> None:
     """Show the cockpit until a person quits or `until` is done.
 
@@ -797,6 +813,7 @@ async def run_cockpit(
         theme=theme,
         slider=slider,
         bookmarks=bookmarks,
+        shell=shell,
     )
     # Modules and classes live as long as we do, and a reading of 1,000 nodes is 60,000 objects that no cycle holds: to
     # look through them again and again took longer than to read them.

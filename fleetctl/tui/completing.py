@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetctl.tui.order import LOOKING, NOUNS, SIMPLE, verb_of
+from fleetctl.tui.noun import LOOKING, NOUNS
+from fleetctl.tui.order import SIMPLE, verb_of
 from runbooks.target import TargetKind
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
@@ -21,6 +22,8 @@ class Names:
     runs: Sequence[str] = ()
     runbooks: Sequence[str] = ()
     alerts: Sequence[str] = ()
+    commands: Sequence[str] = ()  # beside verbs
+    kinds: Sequence[str] = ()
 
 
 def completions(text: str, names: Names) -> list[str]:
@@ -43,14 +46,16 @@ def _offered(words: list[str], names: Names) -> list[str]:
             "describe",
             *(name.split()[0] for name in VERBS),
             "replace",
+            *(one.split()[0] for one in names.commands),
             *(one for one in SIMPLE if len(one) > 1),
         ]
-    if words in (["get"], ["describe"]):
-        return list(NOUNS)
+    if words in (["get"], ["describe"], ["explain"]):
+        return [*NOUNS, *names.kinds] if words != ["explain"] else list(names.kinds)
     verb = verb_of(words)
     rest = [word for word in words if word not in LOOKING]
     if verb is None:
-        second = [name.split()[1] for name in VERBS if " " in name and name.split()[0] == words[0]]
+        begun = f"{' '.join(words)} "
+        second = [name.removeprefix(begun).split()[0] for name in (*VERBS, *names.commands) if name.startswith(begun)]
         return [*second, *_subjects(rest, names)]
     taken = len(verb.name.split())
     if len(words) == taken:
@@ -61,8 +66,10 @@ def _offered(words: list[str], names: Names) -> list[str]:
 
 def _subjects(rest: list[str], names: Names) -> list[str]:
     match rest:
-        case ["node" | "nodes" | "logs"]:
+        case ["node" | "nodes" | "logs" | "diagnose"]:
             return list(names.nodes)
+        case ["pool" | "pools"]:
+            return list(names.pools)
         case ["incident"]:
             return ["ack", "assign", *names.incidents]
         case ["incident", "ack" | "assign"] | ["incidents"]:

@@ -12,10 +12,12 @@ import structlog
 from textual.app import App
 
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.tui.command_screen import CommandScreen
 from fleetctl.tui.confirm import Confirm, Told
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.order import Act, Start, is_dangerous
 from fleetctl.tui.reader import CockpitClient
+from fleetctl.tui.shell import Command, Shell
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -34,6 +36,7 @@ from runbooks.verb import Verb
 
 log = structlog.get_logger()
 
+FROM_HERE = "from the cockpit"
 ORDERS: dict[str, tuple[str, str]] = {
     "pause": ("Pause", "It begins no other step until it is told to go on."),
     "resume": ("Resume", "It goes on with its next step."),
@@ -51,14 +54,14 @@ class Deeds:
         self._by = by
         self._wake = wake
 
-    def decide(self, run: Run, approve: bool) -> None:
-        """Approve or deny a proposal, or answer what a run asks."""
+    def decide(self, run: Run, approve: bool, comment: str = "", override: str = "") -> None:
+        """Approve or deny a proposal, or answer what a run asks. `override`: why, although something is frozen."""
         if run.question:
             question = f"Yes to {run.runbook}?" if approve else f"No to {run.runbook}? What it did is undone."
             details: tuple[str, ...] = (run.question, *(plan_of(run) if approve else ()))
         elif approve:
             question = f"Run {run.runbook}?"
-            details = (*plan_of(run), " ", run.reason, run.prediction, run.approval, run.held)
+            details = (*plan_of(run), " ", run.reason, run.prediction, run.approval, run.held, _overrides(override))
         else:
             question = f"Deny {run.runbook}? Nothing will be done."
             details = (run.title, run.reason)
@@ -66,7 +69,8 @@ class Deeds:
         decision: Literal["approve", "deny"] = "approve" if approve else "deny"
 
         async def send(_: str) -> None:
-            answer = await self._controller.decide(run.id, ApprovalRequest(decision=decision, by=self._by))
+            request = ApprovalRequest(decision=decision, by=self._by, comment=comment, override=override)
+            answer = await self._controller.decide(run.id, request)
             log.info("run.decided", run_id=run.id, runbook=run.runbook, decision=decision, by=self._by)
             self._notify(f"{answer.title or answer.runbook}: {status_words(answer)}")
 
@@ -75,9 +79,13 @@ class Deeds:
     def act(self, order: Act, nodes: Sequence[Node]) -> None:
         """Carry out a command, or tell what it would do."""
         request = ActionRequest(
-            command=order.command, requested_by=self._by, reason="from the cockpit", dry_run=order.dry_run
+            command=order.command,
+            requested_by=self._by,
+            reason=order.said.reason or FROM_HERE,
+            override=order.said.override,
+            dry_run=order.said.dry_run,
         )
-        if order.dry_run:
+        if order.said.dry_run:
             self._dry(f"fleetctl {order.command}", lambda: self._controller.act(request))
             return
 
@@ -87,7 +95,11 @@ class Deeds:
             self._notify(f"{order.command}: {status_words(answer)}")
 
         name = order.target.rpartition("/")[2]
-        details = (f"fleetctl {order.command}", *standing_of(order.target, nodes))
+        details = (
+            f"fleetctl {order.command}",
+            *standing_of(order.target, nodes),
+            _overrides(order.said.override),
+        )
         needs_name = name if is_dangerous(order.verb, order.command) else ""
         self._ask(
             Confirm(f"{order.verb.name} {order.target}?", details, order.verb.name.capitalize(), name=needs_name), send
@@ -98,13 +110,14 @@ class Deeds:
         page = RunRequest(
             runbook=order.runbook,
             inputs=dict(order.inputs),
-            reason="from the cockpit",
+            reason=order.said.reason or FROM_HERE,
             requested_by=self._by,
-            dry_run=order.dry_run,
-            approve=not order.dry_run,
+            dry_run=order.said.dry_run,
+            approve=not order.said.dry_run,
+            override=order.said.override,
         )
         words = " ".join((order.runbook, *(f"{key}={value}" for key, value in order.inputs.items())))
-        if order.dry_run:
+        if order.said.dry_run:
             self._dry(f"fleetctl runbook run {words}", lambda: self._controller.start_run(page))
             return
 
@@ -113,22 +126,24 @@ class Deeds:
             log.info("run.requested", run_id=answer.id, runbook=order.runbook, by=self._by)
             self._notify(f"{answer.title or words}: {status_words(answer)}")
 
-        details = (f"fleetctl runbook run {words}", *standing_of(order.target, nodes))
+        details = (
+            f"fleetctl runbook run {words}",
+            *standing_of(order.target, nodes),
+            _overrides(order.said.override),
+        )
         self._ask(Confirm(f"Run {words}?", details, "Run", name=order.target), send)
 
     def try_run(self, run: Run) -> None:
         """What a proposal would do, by a dry run of the same page."""
         if run.runbook == "action" and run.steps:
-            request = ActionRequest(
-                command=run.steps[0].command, requested_by=self._by, reason="from the cockpit", dry_run=True
-            )
+            request = ActionRequest(command=run.steps[0].command, requested_by=self._by, reason=FROM_HERE, dry_run=True)
             self._dry(run.title, lambda: self._controller.act(request))
             return
         page = RunRequest(
             runbook=run.runbook,
             inputs=run.inputs,
             incident_id=run.incident_id,
-            reason="from the cockpit",
+            reason=FROM_HERE,
             requested_by=self._by,
             dry_run=True,
         )
@@ -149,15 +164,15 @@ class Deeds:
         ask = "" if what in ("resume", "cancel") else "why (kept in the timeline)"
         self._ask(Confirm(f"{word} {run.title or run.runbook}?", (says,), word, ask=ask), send)
 
-    def take(self, incident: Incident) -> None:
-        """Say that this person has it."""
+    def take(self, incident: Incident, to: str) -> None:
+        """Say that this person has it. `to`: whose it is then."""
 
         async def send(_: str) -> None:
             await self._controller.acknowledge_incident(incident.id, IncidentNote(by=self._by))
-            await self._controller.assign_incident(incident.id, AssignRequest(by=self._by, to=self._by))
+            await self._controller.assign_incident(incident.id, AssignRequest(by=self._by, to=to))
             self._notify(f"{incident.id} is yours")
 
-        self._ask(Confirm(f"Take over {incident.id}?", (incident.title, f"It is told as {self._by}'s."), "Take"), send)
+        self._ask(Confirm(f"Take over {incident.id}?", (incident.title, f"It is told as {to}'s."), "Take"), send)
 
     def handle(self, incident_id: str, to: str | None) -> None:
         """Acknowledge an incident, or say whose it is."""
@@ -170,6 +185,22 @@ class Deeds:
             self._notify(f"{incident_id}: {'seen' if to is None else f'assigned to {to or chr(45)}'}")
 
         self._send(send())
+
+    def run(self, command: Command, shell: Shell) -> None:
+        """A command of fleetctl as it stands: what only looks is run at once, all else after one question."""
+
+        def show() -> None:
+            self._app.push_screen(CommandScreen(shell, command, self._wake))
+
+        def answered(text: str | None) -> None:
+            if text is not None:
+                log.info("command.run", command=command.name, by=self._by)
+                show()
+
+        if command.only_looks:
+            show()
+        else:
+            self._app.push_screen(Confirm(f"Run {command.name}?", (command.line,), "Run"), answered)
 
     # -- how a call goes ----------------------------------------------------------------------------------------
 
@@ -204,6 +235,10 @@ class Deeds:
 
     def _notify(self, text: str) -> None:
         self._app.notify(text, markup=False)
+
+
+def _overrides(why: str) -> str:
+    return f"Although something may be frozen: {why}" if why else ""
 
 
 def target_of(verb: Verb, node: Node) -> Target:

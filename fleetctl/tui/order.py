@@ -1,83 +1,52 @@
-"""The command line of the cockpit: what nouns and verbs of `fleetctl` mean here. Pure.
+"""The command line of the cockpit: what is typed after `:` means what it means after `fleetctl`. Pure.
 
-A noun goes to a screen. A verb is the command itself: the controller judges it, as it does what a shell sends.
+A noun goes to its screen, and a name with it to that thing. A verb is the command itself: the controller judges it, as
+it does what a shell sends. Every other command is run as it stands, and what it prints is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetctl.tui.place import Place, Visit
+from fleetctl.tui.noun import LOOKING, NOUNS, Jump, jump_of
+from fleetctl.tui.shell import Command, command_of
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
 
-NOUNS: Mapping[str, Place] = {
-    "now": Place.NOW,
-    "top": Place.NOW,
-    "status": Place.NOW,
-    "fleet": Place.FLEET,
-    "nodes": Place.FLEET,
-    "pools": Place.FLEET,
-    "zones": Place.FLEET,
-    "models": Place.FLEET,
-    "node": Place.NODE,
-    "logs": Place.NODE,
-    "alerts": Place.ALERTS,
-    "alert": Place.ALERTS,
-    "incidents": Place.INCIDENT,
-    "incident": Place.INCIDENT,
-    "runbooks": Place.RUNBOOK,
-    "runbook": Place.RUNBOOK,
-    "run": Place.RUNBOOK,
-    "runs": Place.RUNBOOK,
-    "traffic": Place.TRAFFIC,
-    "routing": Place.TRAFFIC,
-    "traffic-rules": Place.TRAFFIC,
-    "tenants": Place.TRAFFIC,
-    "rollouts": Place.ROLLOUT,
-    "rollout": Place.ROLLOUT,
-    "autoscaler": Place.AUTOSCALER,
-    "events": Place.EVENTS,
-    "audit": Place.AUDIT,
-}
-"""Kinds that can be listed or looked at, to the screen that has them."""
-
-LOOKING = ("get", "describe", "show")  # words before, or behind, a noun that change nothing of what it means here
-GROUPED = {"pools": "pool", "zones": "zone", "models": "model"}  # nouns that group the fleet
-HANDLED: dict[str, Literal["ack", "assign"]] = {"ack": "ack", "assign": "assign"}
-
 
 @dataclass(frozen=True, slots=True)
-class Jump:
-    """Go to a screen; `group`: the fleet by this."""
+class Said:
+    """What stands beside a command that acts: why, and why although something is frozen."""
 
-    visit: Visit
-    group: str | None = None
+    dry_run: bool = False
+    reason: str = ""
+    override: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Send a command; `dry_run`: only ask what it would do. `target` is what has to be typed again where it is
+    """Send a command; a dry run only asks what it would do. `target` is what has to be typed again where it is
     dangerous."""
 
     command: str
     verb: Verb
     target: str
-    dry_run: bool
+    said: Said = Said()
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a page; `dry_run`: only ask what it would do. `target`: what it is about, to be typed again."""
+    """Run a page, or only ask what it would do. `target`: what it is about, to be typed again."""
 
     runbook: str
     inputs: Mapping[str, str]
     target: str
-    dry_run: bool
+    said: Said = Said()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +55,8 @@ class Answer:
 
     run_id: str
     approve: bool
+    comment: str = ""
+    override: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +83,11 @@ class Wrong:
     remedy: str = ""
 
 
-Order = Jump | Act | Start | Answer | Handle | Simple | Wrong
+Order = Jump | Act | Start | Answer | Handle | Command | Simple | Wrong
 
 GENTLE = frozenset({"cordon"})
 """Take nodes out, and end or move nothing of what they hold."""
+
 
 SIMPLE: dict[str, Literal["help", "quit", "refresh"]] = {
     "q": "quit",
@@ -127,79 +99,101 @@ SIMPLE: dict[str, Literal["help", "quit", "refresh"]] = {
 }
 
 
-def parse_order(text: str) -> Order:
-    """What a typed line means."""
-    words = text.split()
+def parse_order(text: str, commands: Collection[str] = ()) -> Order:
+    """What a typed line means. `commands`: those of fleetctl that are no verbs and can be run, by their own words."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        return Wrong(f"{text!r}: {error}", "close the quote or remove the backslash")
     if words[:1] == ["fleetctl"]:
         words = words[1:]
     if not words:
         return Wrong("nothing was typed", "a kind (nodes, alerts) or a command (drain node-2)")
     if len(words) == 1 and words[0] in SIMPLE:
         return Simple(SIMPLE[words[0]])
-    if words[0] in ("incident", "runbook", "replace") and (special := _special(words)) is not None:
+    plain, options = _parted(words)
+    if options is None:
+        return Wrong(f"{words[-1]}: say why behind it", f"{shlex.join(words)} 'disk works'")
+    if words[0] in ("incident", "runbook", "replace") and (special := _special(plain, options)) is not None:
         return special
-    if verb_of(words) is None:
-        return _jump(words)
-    dry_run = "--dry-run" in words
-    command = " ".join(word for word in text.split() if word not in ("--dry-run", "fleetctl"))
+    command, verb = command_of(words, commands), verb_of(plain)
+    if verb is None and (jump := jump_of(words, command.name if command is not None else "")) is not None:
+        return jump
+    if command is not None and (verb is None or " " in command.name):
+        return Wrong(command.why_not, f"in a shell: {command.line}") if command.why_not else command
+    if verb is None:
+        return _unknown(words, commands)
+    line = shlex.join(plain)
     try:
-        action = parse_command(command)
+        action = parse_command(line)
     except RunbookError as error:
         return Wrong(error.message, error.remedy or "")
-    return Act(command, action.verb, str(action.target), dry_run)
+    return Act(line, action.verb, str(action.target), options)
 
 
-def _special(words: list[str]) -> Order | None:
+def _parted(words: Sequence[str]) -> tuple[list[str], Said | None]:
+    """The command itself, and what stands beside every command that acts; None where a text is missing."""
+    plain: list[str] = []
+    said: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
+        if option in ("--reason", "--override", "--comment"):
+            if not equals and not left:
+                return plain, None
+            said[option] = value if equals else left.pop(0)
+        elif word not in ("--dry-run", "--yes", "-y"):
+            plain.append(word)
+    reason = said.get("--reason") or said.get("--comment", "")
+    return plain, Said("--dry-run" in words, reason, said.get("--override", ""))
+
+
+def _special(words: list[str], said: Said) -> Order | None:
     match words:
         case ["incident", "ack" | "assign", *rest] if not rest:
             return Wrong(f"incident {words[1]}: which incident?", f"incident {words[1]} ID")
-        case ["incident", "ack", incident_id, *_]:
+        case ["incident", "ack", incident_id] if not said.reason:
             return Handle("ack", incident_id)
-        case ["incident", "assign", incident_id, *rest]:
+        case ["incident", "assign", incident_id, *rest] if not said.reason:
             return Handle("assign", incident_id, " ".join(rest).removeprefix("--to").strip())
         case ["runbook", "approve" | "deny" as what, run_id]:
-            return Answer(run_id, what == "approve")
+            return Answer(run_id, what == "approve", said.reason, said.override)
         case ["runbook", "approve" | "deny" as what]:
             return Wrong(f"runbook {what}: which run?", f"runbook {what} RUN")
         case ["replace", *rest]:
-            return _replace(rest)
+            return _replace(rest, said)
         case ["runbook", "run", *rest]:
-            return _run_page(rest)
+            return _run_page(rest, said)
     return None
 
 
-def _replace(words: list[str]) -> Order:
+def _replace(words: list[str], said: Said) -> Order:
     """The page behind `fleetctl replace`."""
-    match [word for word in words if word != "--dry-run"]:
+    match words:
         case [node]:
             inputs = {"node": node}
         case [node, "--deadline", deadline]:
             inputs = {"node": node, "deadline": deadline}
         case _:
             return Wrong("replace: which node?", "replace NODE [--deadline 30s] [--dry-run]")
-    return Start("replace-node", inputs, node, "--dry-run" in words)
+    return Start("replace-node", inputs, node, said)
 
 
-def _run_page(words: list[str]) -> Order:
-    rest = [word for word in words if word != "--dry-run"]
-    if not rest or not all("=" in word for word in rest[1:]):
+def _run_page(words: list[str], said: Said) -> Order:
+    if not words or not all("=" in word for word in words[1:]):
         return Wrong("runbook run: which page, with which inputs?", "runbook run replace-node node=node-2 [--dry-run]")
-    inputs = dict(word.split("=", 1) for word in rest[1:])
-    return Start(rest[0], inputs, inputs.get("node") or inputs.get("pool") or rest[0], "--dry-run" in words)
+    inputs = dict(word.split("=", 1) for word in words[1:])
+    return Start(words[0], inputs, inputs.get("node") or inputs.get("pool") or words[0], said)
 
 
-def _jump(words: list[str]) -> Order:
+def _unknown(words: Sequence[str], commands: Collection[str]) -> Wrong:
     rest = [word for word in words if word not in LOOKING]
-    if not rest or (rest[0] not in NOUNS):
-        wrong = rest[0] if rest else words[0]
-        near = [name for name in (*NOUNS, *VERBS, "replace") if name.startswith(wrong[:2])]
-        return Wrong(
-            f"{wrong!r} is no kind and no command of the cockpit", f"perhaps {', '.join(near[:4])}" if near else "?"
-        )
-    place, subject = NOUNS[rest[0]], rest[1] if len(rest) > 1 else None
-    if rest[0] == "nodes" and subject is not None:
-        place = Place.NODE
-    return Jump(Visit(place, subject), GROUPED.get(rest[0]))
+    wrong = rest[0] if rest else words[0]
+    near = dict.fromkeys(name for name in (*NOUNS, *VERBS, "replace", *sorted(commands)) if name.startswith(wrong[:2]))
+    return Wrong(
+        f"{wrong!r} is no kind and no command of the cockpit", f"perhaps {', '.join([*near][:4])}" if near else "?"
+    )
 
 
 def verb_of(words: Sequence[str]) -> Verb | None:

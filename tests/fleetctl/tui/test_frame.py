@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from textual import events
 from textual.widgets import Input
 
+from fleetctl.cli.examples import EXAMPLES
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
+from fleetctl.tui.shell import Printed
 from fleetctl.wire import Run, RunStatus, TokenRole
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
 from tests.fixtures.cockpit_fleet import full_controller
@@ -163,6 +166,92 @@ async def test_who_may_only_look_is_told_so_at_80_columns_too() -> None:
     controller.role = TokenRole.VIEWER
     async with cockpit(controller) as (_, pilot):
         await wait_for_text(pilot, "Hurts", "read-only (viewer)")
+
+
+class RecordedShell:
+    """What a shell would do: it keeps what it was told to run."""
+
+    commands = frozenset(EXAMPLES)
+    kinds = ("gpus",)
+
+    def __init__(self, printed: Printed) -> None:
+        self.ran: list[list[str]] = []
+        self.is_cancelled = False
+        self._printed = printed
+        self.may_end = asyncio.Event()
+
+    async def run(self, words: Sequence[str], columns: int) -> Printed:
+        self.ran.append(list(words))
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+        return self._printed
+
+
+async def test_any_command_that_looks_is_run_and_what_it_prints_is_shown() -> None:
+    shell = RecordedShell(Printed(0, "NODE    GPU  TEMP\nnode-1  0    [71]"))
+    async with cockpit(FakeController(), size=WIDE, shell=shell) as (app, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "get gpus")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "fleetctl get gpus   runs")
+        shell.may_end.set()
+        await wait_for_text(pilot, "fleetctl get gpus   done", "node-1  0    [71]")
+        await pilot.press("y", "escape")
+        await wait_for(pilot, lambda: len(app.screen_stack) == 1)
+    assert shell.ran == [["get", "gpus"]]
+
+
+async def test_any_command_that_changes_something_is_run_after_a_yes_and_its_error_is_shown() -> None:
+    shell = RecordedShell(Printed(3, "error: bob has the role viewer; this needs operator"))
+    shell.may_end.set()
+    async with cockpit(FakeController(), size=WIDE, shell=shell) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "unfreeze")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Run unfreeze?", "fleetctl unfreeze")
+        assert shell.ran == []
+        await pilot.press("n")
+        await typed(pilot, "unfreeze")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "Run unfreeze?")
+        await pilot.press("y")
+        await wait_for_text(pilot, "exit code 3", "this needs operator")
+    assert shell.ran == [["unfreeze"]]
+
+
+async def test_who_leaves_a_command_ends_it() -> None:
+    shell = RecordedShell(Printed(0, ""))
+    async with cockpit(FakeController(), size=WIDE, shell=shell) as (_, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "doctor")
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: bool(shell.ran))
+        await pilot.press("escape")
+        await wait_for(pilot, lambda: shell.is_cancelled)
+
+
+async def test_an_alert_that_is_named_is_the_one_that_is_shown() -> None:
+    async with cockpit(full_controller(), size=WIDE) as (app, pilot):
+        await wait_for_text(pilot, "Hurts")
+        await typed(pilot, "alerts LLMQueueDepth")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "LLMQueueDepth pending", "/name=LLMQueueDepth")
+        assert "LLMKVCacheFull" not in screen(app)
+
+
+async def test_whoever_has_a_token_of_their_own_takes_an_incident_under_its_name() -> None:
+    controller = FakeController()
+    controller.name = "ann"  # by whom: ana, the login name
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await pilot.press("g", "i")
+        await wait_for_text(pilot, "T Take over")
+        await pilot.press("T")
+        await wait_for_text(pilot, "It is told as ann's.")
+        await pilot.press("y")
+        await wait_for(pilot, lambda: ("inc-1", "ann") in controller.taken)
 
 
 async def test_a_page_that_is_typed_runs_once_the_node_is_named_again() -> None:
