@@ -77,7 +77,7 @@ def _words(cache: Tensor) -> Tensor:
     return flat.view(torch.int32) if flat.shape[2] * flat.element_size() % 4 == 0 else flat.view(torch.int16)
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Blocks of whole 32-bit words, and of an odd number of 16-bit ones."""
     for name, pointer in (("32-bit words", POINTERS[torch.int32]), ("16-bit words", "*i16")):
         types = {

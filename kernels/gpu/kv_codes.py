@@ -124,7 +124,7 @@ def _constants(kv_heads: int, head_dim: int, block_size: int, kv: int) -> dict[s
     return {**sizes, "HEADS": power_of_two(kv_heads), "DIMS": power_of_two(head_dim), "KV": kv}
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """KV heads and sizes of common models, both kinds of codes."""
     for kv_heads, head_dim, dtype in [(4, 64, torch.float32), (8, 128, torch.bfloat16), (32, 128, torch.float16)]:
         for codes, kv in CODES.items():

@@ -84,7 +84,7 @@ def _constants(kv_heads: int, head_dim: int) -> dict[str, int]:
     return {"WIDTH": kv_heads * head_dim, "HEAD_DIM": head_dim, "BLOCK": power_of_two(kv_heads * head_dim)}
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """KV heads and sizes of common models."""
     for kv_heads, head_dim, dtype in [(4, 64, torch.float32), (8, 128, torch.bfloat16), (32, 128, torch.float16)]:
         yield Variant(

@@ -25,6 +25,9 @@ POINTERS = {
 _TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
+HOPPER = 90  # sm_90, as `arch` says it
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One compilation of a kernel: what `kernels.compile_report` builds for a GPU that is not there.
@@ -38,6 +41,14 @@ class Variant:
     types: Mapping[str, str]
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def arch_of(x: torch.Tensor) -> int:
+    """The architecture of the GPU that a tensor is on, like 90; that of a H100 in the interpreter."""
+    if not x.is_cuda:
+        return HOPPER
+    major, minor = torch.cuda.get_device_capability(x.device)
+    return 10 * major + minor
 
 
 def power_of_two(at_least: int) -> int:

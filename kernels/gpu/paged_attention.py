@@ -21,7 +21,7 @@ from kernels.gpu.attention_plan import (
     plan_attention,
 )
 from kernels.gpu.kv_codes import CODES, NONE, as_numbers, scale_of
-from kernels.gpu.launch import POINTERS, Variant, dot_type, power_of_two, type_name
+from kernels.gpu.launch import HOPPER, POINTERS, Variant, arch_of, dot_type, power_of_two, type_name
 from kernels.kv_codes import SCALE_BYTES
 
 _NUMBERS, _SCALE_BYTES = tl.constexpr(NONE), tl.constexpr(SCALE_BYTES)
@@ -231,7 +231,7 @@ def _attend(
     shape = (group.num_partials, kv_heads, group.rows)
     partials = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
     log_sums = torch.empty(shape, dtype=torch.float32, device=q.device)
-    tile = tile_of(q.dtype, head_dim, group.rows)
+    tile = tile_of(q.dtype, head_dim, group.rows, arch_of(q))
     constants = _head_constants(num_heads, kv_heads, head_dim)
     _attention_kernel[(group.items.shape[0], kv_heads)](
         q,
@@ -282,15 +282,17 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def tile_of(dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
+def tile_of(dtype: torch.dtype, head_dim: int, rows: int, arch: int) -> Tile:
     """Keys per step, warps and pipeline depth: chosen so that nothing spills and two programs fit an SM of a H100."""
     is_wide, is_small = head_dim > 128, rows <= SMALL_ROWS
     if dtype == torch.float32:  # no tensor cores in full precision: products are made of fused multiply-adds
         return Tile(32 if head_dim <= 64 else 16, 4 if is_small else 16 if 64 < head_dim <= 128 else 8, 2)
-    warps = 8 if not is_small and (is_wide or rows > LARGE_ROWS) else 4
+    is_older = arch < HOPPER  # its products are a warp's own, and hold their operands in registers
+    warps = 8 if not is_small and (is_wide or is_older or rows > LARGE_ROWS) else 4
     # The lookup of a tile's blocks and the tile itself each take half of the stages: with five, two tiles of keys are
     # under way while one is multiplied, which decoding with few programs needs. More would halve the programs per SM.
-    return Tile(32 if is_wide else 64, warps, 5 if is_small else 2 if is_wide else 3)
+    deepest = 4 if is_older else 5
+    return Tile(32 if is_wide else 64, warps, deepest if is_small else 2 if is_wide or is_older else 3)
 
 
 _MERGE_OPTIONS = {"num_warps": 2, "enable_fp_fusion": True}
@@ -306,7 +308,7 @@ def _head_constants(num_heads: int, kv_heads: int, head_dim: int) -> dict[str, i
     }
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Decode and prefill tiles for the shapes of common models, the merge among them."""
     for heads_per_kv, head_dim, dtype, rows, has_window, *codes in [
         (3, 64, torch.float32, SMALL_ROWS, False),
@@ -335,7 +337,7 @@ def variants() -> Iterator[Variant]:
     ]:
         stored = codes[0] if codes else dtype
         kept = "" if stored == dtype else " kv=int8" if stored == torch.int8 else " kv=fp8"
-        tile = tile_of(dtype, head_dim, rows)
+        tile = tile_of(dtype, head_dim, rows, arch)
         window = "yes" if has_window else "no"
         yield Variant(
             f"{type_name(dtype)} rows={rows} head_dim={head_dim} heads_per_kv={heads_per_kv} window={window}{kept}",

@@ -109,7 +109,7 @@ def _tile(width: int) -> tuple[int, int, dict[str, object]]:
     return max(TILE_ELEMENTS // block, 1), block, {"num_warps": warps, "enable_fp_fusion": True}
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Widths of a head, of small and of large models."""
     for width, has_residual, dtype in [
         (128, False, torch.bfloat16),

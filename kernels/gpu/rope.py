@@ -149,7 +149,7 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
     return q_out, k_out
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Head sizes of common models, one that is no power of two among them."""
     for head_dim, dtype in [(64, torch.bfloat16), (80, torch.float16), (128, torch.bfloat16), (256, torch.float32)]:
         yield Variant(

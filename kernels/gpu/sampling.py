@@ -225,7 +225,7 @@ def _penalised(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     return shaped
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Penalties, and draws from small and large vocabularies."""
     yield Variant(
         "float32",

@@ -43,7 +43,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def variants() -> Iterator[Variant]:
+def variants(arch: int) -> Iterator[Variant]:
     """Dtypes of models."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         types = {
