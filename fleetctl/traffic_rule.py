@@ -43,14 +43,14 @@ class RerouteSpec(Spec):
     predicted share of a node's KV cache. `cap`: long requests that one of those nodes gets at once.
     """
 
-    kind: Literal["reroute"] = "reroute"
-    what: Literal["long-context"] = "long-context"
-    over_tokens: int | None = Field(default=None, gt=0)
-    over_prefill_s: float | None = Field(default=None, gt=0)
-    over_kv_share: float | None = Field(default=None, gt=0, le=1)
-    pool: PoolName | None = None
-    share: float | None = Field(default=None, gt=0, lt=1)
-    cap: int | None = Field(default=None, gt=0)
+    kind: Literal["reroute"] = "reroute"  # of rule
+    what: Literal["long-context"] = "long-context"  # which requests
+    over_tokens: int | None = Field(default=None, gt=0)  # prompts longer than that
+    over_prefill_s: float | None = Field(default=None, gt=0)  # or whose prefill would take longer
+    over_kv_share: float | None = Field(default=None, gt=0, le=1)  # or that would fill so much of a node's KV cache
+    pool: PoolName | None = None  # where they go
+    share: float | None = Field(default=None, gt=0, lt=1)  # of them
+    cap: int | None = Field(default=None, gt=0)  # requests at once, at most
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -214,12 +214,12 @@ class TrafficRule(BaseModel):
 
     model_config = ConfigDict(defer_build=True, extra="ignore", frozen=True)
 
-    id: str = Field(pattern=RULE_ID)
-    spec: RuleSpec
-    made_by: str = ""
-    made_at: float
-    expires_at: float | None = None
-    reason: str = ""
+    id: str = Field(pattern=RULE_ID)  # to end it by
+    spec: RuleSpec  # what it does
+    made_by: str = ""  # who
+    made_at: float  # when
+    expires_at: float | None = None  # None: until it is removed
+    reason: str = ""  # why
 
     @property
     def kind(self) -> str:

@@ -63,15 +63,15 @@ class NodePhase(StrEnum):
 class Signal(Wire):
     """A value with its age: older than `stale_after_s` is not evidence."""
 
-    value: float | None = None
-    age_s: float | None = None
+    value: float | None = None  # None: not known
+    age_s: float | None = None  # since the engine told it
 
 
 class DeepCheck(Wire):
     """Whether a node's answer to a known prompt was right, and how long ago; unknown: nobody could look lately."""
 
-    result: Literal["passed", "failed", "unknown"] = "unknown"
-    age_s: float | None = None
+    result: Literal["passed", "failed", "unknown"] = "unknown"  # of the last one that is not too old
+    age_s: float | None = None  # since it was made
     detail: str = ""  # why it failed, or why it is not known
 
 
@@ -121,82 +121,82 @@ class KvBlocks(Wire):
 class NodeAbility(Wire):
     """One thing that may be done to a node."""
 
-    ability: str
-    can: bool
+    ability: str  # drain, move, limits, sleep, ...
+    can: bool  # whether its engine and its owner allow it
     how: str = ""  # how it is done, or why it can't be
 
 
 class Gpu(Wire):
     """One card, as NVML or DCGM tell it. None: not read, or too long ago."""
 
-    node: str
+    node: str  # the node that it computes for
     gpu: str  # its number on the node
     card: str = ""  # its product name, by the driver
-    pool: str = ""
-    model: str = ""
-    zone: str = ""
-    host: str = ""
-    sku: str = ""
-    temperature_c: float | None = None
-    memory_temperature_c: float | None = None
-    sm_clock_hz: float | None = None
-    power_w: float | None = None
-    utilization_ratio: float | None = None
-    memory_ratio: float | None = None
+    pool: str = ""  # of that node, as the next ones
+    model: str = ""  # that is served
+    zone: str = ""  # where it stands
+    host: str = ""  # the machine
+    sku: str = ""  # kind of machine or card, as it is ordered
+    temperature_c: float | None = None  # of the chip, in degrees Celsius
+    memory_temperature_c: float | None = None  # of its memory
+    sm_clock_hz: float | None = None  # at which it computes
+    power_w: float | None = None  # drawn now
+    utilization_ratio: float | None = None  # share of the time in which anything ran on it
+    memory_ratio: float | None = None  # share of its memory in use
     throttled: list[str] | None = None  # reasons in force: hw_slowdown, sw_thermal, hw_thermal, power_brake
     faults: list[str] | None = None  # lost, row_remap_failed, row_remap_pending
     ecc_uncorrected: float | None = None  # since the driver was loaded
-    ecc_uncorrected_5m: float | None = None
+    ecc_uncorrected_5m: float | None = None  # in the last five minutes
     xids: list[int] = Field(default_factory=list)  # numbers that were heard; which of them lately, the next say
-    critical_xids_5m: float | None = None
-    contained_xids_5m: float | None = None
-    application_xids_1h: float | None = None
+    critical_xids_5m: float | None = None  # that ask for a reset or a replacement
+    contained_xids_5m: float | None = None  # memory errors that were contained: a reset is due
+    application_xids_1h: float | None = None  # faults of programs, not of the card
 
 
 class GroupSignal(Wire):
     """A value over a group, made of `known` of the `of` nodes that have something to tell."""
 
-    value: float | None = None
-    known: int = 0
-    of: int = 0
+    value: float | None = None  # None: no node told it
+    known: int = 0  # nodes that told it
+    of: int = 0  # nodes that should
     at_least: bool = False  # a quantile above the highest bucket's bound
 
 
 class GroupGpus(Wire):
     """The cards of a group's nodes."""
 
-    cards: int = 0
+    cards: int = 0  # that were told of
     nodes_known: int = 0  # nodes whose cards were told of
-    nodes: int = 0
-    hottest_c: float | None = None
-    slowest_clock_hz: float | None = None
-    power_w: float | None = None
+    nodes: int = 0  # of the group
+    hottest_c: float | None = None  # the highest temperature
+    slowest_clock_hz: float | None = None  # the lowest SM clock
+    power_w: float | None = None  # the sum
     throttled: dict[str, int] = Field(default_factory=dict)  # reason to cards
     throttle_known: int = 0  # cards whose reasons were read
-    ecc_uncorrected: float | None = None
-    critical_xids_5m: float | None = None
-    xids: list[int] = Field(default_factory=list)
+    ecc_uncorrected: float | None = None  # the sum, since the drivers were loaded
+    critical_xids_5m: float | None = None  # the sum: those that ask for a reset
+    xids: list[int] = Field(default_factory=list)  # numbers that were heard on any of them
 
 
 class GroupLoad(Wire):
     """What the signals of a group's nodes come to: sums, weighted means, quantiles of the pooled histogram."""
 
-    running: GroupSignal = Field(default_factory=GroupSignal)
-    waiting: GroupSignal = Field(default_factory=GroupSignal)
+    running: GroupSignal = Field(default_factory=GroupSignal)  # the sum
+    waiting: GroupSignal = Field(default_factory=GroupSignal)  # the sum
     kv_ratio: GroupSignal = Field(default_factory=GroupSignal)  # mean over nodes
-    kv_ratio_max: GroupSignal = Field(default_factory=GroupSignal)
-    requests_per_s: GroupSignal = Field(default_factory=GroupSignal)
-    tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)
-    prompt_tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)
-    ttft_s: GroupSignal = Field(default_factory=GroupSignal)
-    ttft_p95_s: GroupSignal = Field(default_factory=GroupSignal)
-    itl_s: GroupSignal = Field(default_factory=GroupSignal)
-    prefix_hit_ratio: GroupSignal = Field(default_factory=GroupSignal)
-    preemptions_per_s: GroupSignal = Field(default_factory=GroupSignal)
-    preemption_ratio: GroupSignal = Field(default_factory=GroupSignal)
-    cost_per_hour: GroupSignal = Field(default_factory=GroupSignal)
+    kv_ratio_max: GroupSignal = Field(default_factory=GroupSignal)  # the fullest node
+    requests_per_s: GroupSignal = Field(default_factory=GroupSignal)  # the sum
+    tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)  # the sum, generated
+    prompt_tokens_per_s: GroupSignal = Field(default_factory=GroupSignal)  # the sum, read
+    ttft_s: GroupSignal = Field(default_factory=GroupSignal)  # mean over first tokens
+    ttft_p95_s: GroupSignal = Field(default_factory=GroupSignal)  # of all first tokens of the group
+    itl_s: GroupSignal = Field(default_factory=GroupSignal)  # mean over tokens
+    prefix_hit_ratio: GroupSignal = Field(default_factory=GroupSignal)  # of prompt tokens
+    preemptions_per_s: GroupSignal = Field(default_factory=GroupSignal)  # the sum
+    preemption_ratio: GroupSignal = Field(default_factory=GroupSignal)  # for each request that ended
+    cost_per_hour: GroupSignal = Field(default_factory=GroupSignal)  # the sum, by your prices
     cost_per_mtok: GroupSignal = Field(default_factory=GroupSignal)  # of what is generated now, in millions
-    gpus: GroupGpus = Field(default_factory=GroupGpus)
+    gpus: GroupGpus = Field(default_factory=GroupGpus)  # the cards of its nodes
 
 
 class GroupBy(StrEnum):
@@ -211,12 +211,12 @@ class GroupBy(StrEnum):
 class NodeGroup(Wire):
     """The wanted nodes of one pool, zone, model or revision, and their load."""
 
-    by: GroupBy
+    by: GroupBy  # pool, zone, model or revision
     name: str  # empty: not known of these nodes
-    nodes: int
-    ready: int = 0
+    nodes: int  # that are wanted
+    ready: int = 0  # of them, those that take requests
     unknown: int = 0  # of them, those that were not looked at lately
-    load: GroupLoad = Field(default_factory=GroupLoad)
+    load: GroupLoad = Field(default_factory=GroupLoad)  # what their signals come to
 
 
 class FailureKind(StrEnum):
@@ -236,21 +236,21 @@ class FailureKind(StrEnum):
 class Failure(Wire):
     """One failure of one node, as the controller saw it."""
 
-    id: str
+    id: str  # unique
     episode: str  # failures of one cause on one node have the same, and count once
-    kind: FailureKind
-    at: float
+    kind: FailureKind  # how it failed
+    at: float  # when it was seen
     ended_at: float | None = None  # None: it stands
-    node: str
-    host: str = ""
-    sku: str = ""
-    zone: str = ""
-    pool: str = ""
-    model: str = ""
-    revision: str = ""
-    reason: str = ""
-    instance: str = ""
-    incident_id: str | None = None
+    node: str  # which node
+    host: str = ""  # its machine, as the next ones
+    sku: str = ""  # kind of machine or card
+    zone: str = ""  # where it stands
+    pool: str = ""  # that it was in
+    model: str = ""  # that it served
+    revision: str = ""  # that it ran
+    reason: str = ""  # what was seen, in words
+    instance: str = ""  # of the node, which a restart changes
+    incident_id: str | None = None  # that it belongs to
 
 
 class FailuresBy(StrEnum):
@@ -283,44 +283,45 @@ class FailureGroup(Wire):
 class Node(Wire):
     """One node with its newest signals."""
 
-    name: str
-    url: str
-    phase: NodePhase
-    reason: str = ""
-    pool: str = "default"
-    model: str = ""
-    engine: str = "fleetctl"
-    zone: str = ""
-    revision: str = ""
+    name: str  # unique in the fleet
+    url: str  # where it answers
+    phase: NodePhase  # what it is doing, as the controller sees it
+    reason: str = ""  # why it is in that phase
+    pool: str = "default"  # the pool that it is in
+    model: str = ""  # the name that clients ask for
+    engine: str = "fleetctl"  # fleetctl (ours), vllm, sglang, trtllm, triton, tgi, llamacpp
+    zone: str = ""  # where it stands
+    revision: str = ""  # id of what it serves, and with which settings
     provider: str = "local"  # who runs it: local, found, ...
     facts: dict[str, str] = Field(default_factory=dict)  # host, gpu, sku, version, source: as far as they are known
     abilities: list[NodeAbility] = Field(default_factory=list)  # of a node that was asked for by its name
     machine_problems: list[str] | None = None  # of the machine under it, by its platform; None: nobody tells
     reasons: list[str] | None = None  # what who runs it says is wrong with it; None: nobody tells
-    since: float | None = None
+    since: float | None = None  # when the phase began
     instance: str | None = None  # opaque: another one after each restart
-    running: Signal = Field(default_factory=Signal)
-    waiting: Signal = Field(default_factory=Signal)
-    kv_ratio: Signal = Field(default_factory=Signal)
-    ttft_s: Signal = Field(default_factory=Signal)
-    step_s: Signal = Field(default_factory=Signal)
-    requests_per_s: Signal = Field(default_factory=Signal)
-    ttft_p99_s: Signal = Field(default_factory=Signal)
-    itl_s: Signal = Field(default_factory=Signal)
-    first_tokens_per_s: Signal = Field(default_factory=Signal)
+    running: Signal = Field(default_factory=Signal)  # requests that it computes now
+    seats: Signal = Field(default_factory=Signal)  # requests that it may compute at once; not every engine tells
+    waiting: Signal = Field(default_factory=Signal)  # requests that it holds and has not begun
+    kv_ratio: Signal = Field(default_factory=Signal)  # share of its KV cache in use
+    ttft_s: Signal = Field(default_factory=Signal)  # mean time to first token, lately
+    step_s: Signal = Field(default_factory=Signal)  # mean duration of a step that decodes
+    requests_per_s: Signal = Field(default_factory=Signal)  # requests that ended
+    ttft_p99_s: Signal = Field(default_factory=Signal)  # 99th percentile of the time to first token
+    itl_s: Signal = Field(default_factory=Signal)  # mean time between two tokens of an answer
+    first_tokens_per_s: Signal = Field(default_factory=Signal)  # answers that began
     tokens_per_s: Signal = Field(default_factory=Signal)  # generated
-    prompt_tokens_per_s: Signal = Field(default_factory=Signal)
+    prompt_tokens_per_s: Signal = Field(default_factory=Signal)  # read
     prefix_hit_ratio: Signal = Field(default_factory=Signal)  # of prompt tokens
-    preemptions_per_s: Signal = Field(default_factory=Signal)
+    preemptions_per_s: Signal = Field(default_factory=Signal)  # requests put back for want of KV blocks
     preemption_ratio: Signal = Field(default_factory=Signal)  # preemptions for each request that ended
     gpus: list[Gpu] = Field(default_factory=list)  # those that were told of lately
-    cost_per_hour: float | None = None
+    cost_per_hour: float | None = None  # by your price of its SKU
     more: int | None = None  # nodes like it that can be started now; of a node that was asked for by its name
-    more_why: str = ""
+    more_why: str = ""  # why `more` is not known, or none
     signal_age_s: float | None = None  # since the last successful scrape
     probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
-    deep_check: DeepCheck = Field(default_factory=DeepCheck)
-    alerts: list[str] = Field(default_factory=list)
+    deep_check: DeepCheck = Field(default_factory=DeepCheck)  # whether its answer to a known prompt was right
+    alerts: list[str] = Field(default_factory=list)  # names of those that fire on it
 
 
 class NodeChanges(Wire):
@@ -345,8 +346,8 @@ class PoolState(StrEnum):
 class Pool(Wire):
     """Interchangeable nodes: how many are wanted, and how far that is."""
 
-    name: str
-    model: str = ""
+    name: str  # unique in the fleet
+    model: str = ""  # what its nodes serve
     wanted: int  # nodes it should have
     nodes: int = 0  # nodes that are wanted now; more or fewer while the size changes
     ready: int = 0  # of them, those that take requests
@@ -355,89 +356,89 @@ class Pool(Wire):
     revisions: dict[str, int] = Field(default_factory=dict)  # of its wanted nodes, with their number
     owner: Literal["person", "autoscaler"] = "person"  # who may set its size
     held_by: str | None = None  # id of the run that acts on it now
-    state: PoolState = PoolState.CONVERGED
+    state: PoolState = PoolState.CONVERGED  # how it stands to what is wanted
     reason: str = ""  # what is done next, or why nothing is
     autoscaler: str = ""  # what the autoscaler would do, or does; empty: it leaves the size as it is
     start_failures: int = 0  # starts of its nodes that failed in a row
     next_start_at: float | None = None  # when a failed start is tried again
     start_error: str = ""  # the last lines of the node that failed
     updated_at: float | None = None  # when what is wanted of it last changed
-    updated_by: str = ""
+    updated_by: str = ""  # who changed it
     more: int | None = None  # nodes that can be started for it now; None: not known
-    more_why: str = ""
-    load: GroupLoad = Field(default_factory=GroupLoad)
+    more_why: str = ""  # why `more` is not known, or none
+    load: GroupLoad = Field(default_factory=GroupLoad)  # what its nodes' signals come to
 
 
 class Revision(Wire):
     """What nodes serve and with which settings; never changed. Its id is the hash of the rest."""
 
-    id: str
-    model: str
-    engine: str = ""
-    model_dir: str = ""
+    id: str  # rev- and the hash of the rest
+    model: str  # the name that clients ask for
+    engine: str = ""  # which engine serves it
+    model_dir: str = ""  # where its weights are read from
     arguments: dict[str, str | bool | list[str]] = Field(default_factory=dict)  # of the engine, as on its command line
-    adapters: list[str] = Field(default_factory=list)
+    adapters: list[str] = Field(default_factory=list)  # LoRA adapters that are loaded at the start
     prompt_template: str = ""  # empty: the one in the model's directory
-    created_at: float | None = None
+    created_at: float | None = None  # None: not known
     nodes: list[str] = Field(default_factory=list)  # wanted nodes of it
     pools: list[str] = Field(default_factory=list)  # pools whose new nodes get it
-    load: GroupLoad = Field(default_factory=GroupLoad)
+    load: GroupLoad = Field(default_factory=GroupLoad)  # of the nodes that run it
 
 
 class RolloutSignal(Wire):
     """One signal of a rollout's gate in the present step: bad requests of both revisions, and what it waits for."""
 
-    name: str
-    verdict: Literal["pass", "fail", "not_enough"]
-    words: str = ""
+    name: str  # what is judged
+    verdict: Literal["pass", "fail", "not_enough"]  # not_enough: more requests are waited for
+    words: str = ""  # the figures, in words
     missing: str = ""  # what it waits for; empty: nothing
     new_bad: float = 0.0  # requests, in parts where one is bad in part
-    new_total: float = 0.0
-    stable_bad: float = 0.0
-    stable_total: float = 0.0
+    new_total: float = 0.0  # requests of the new revision
+    stable_bad: float = 0.0  # the same of the revision before
+    stable_total: float = 0.0  # requests of it
     more_requests: int | None = None  # of the new revision, at its present shares; None: not to be said
     fail_e: float = 1.0  # e-values: against "no worse than the margin", and against "at least that much worse"
-    pass_e: float = 1.0
+    pass_e: float = 1.0  # the second of them
 
 
 class RolloutChange(Wire):
     """One transition of a rollout."""
 
-    at: float
-    state: str
-    share: float
-    by: str = ""
-    why: str = ""
+    at: float  # when
+    state: str  # into which
+    share: float  # that the new revision got
+    by: str = ""  # who
+    why: str = ""  # in words
 
 
 class Rollout(Wire):
     """How a pool gets from one revision to another."""
 
-    id: str
-    pool: str
-    state: Literal["canary", "promoting", "paused", "rolling_back", "done", "rolled_back", "failed"]
-    from_revision: str
-    to_revision: str
+    id: str  # unique
+    pool: str  # which pool
+    state: Literal["canary", "promoting", "paused", "rolling_back", "done", "rolled_back", "failed"]  # where it stands
+    from_revision: str  # that was served before
+    to_revision: str  # that is rolled out
     back_to: str = ""  # the revision that it goes, or went, back to
     steps: list[float] = Field(default_factory=list)  # shares of the sessions
     step: int = 0  # index of the present one
     share: float = 0.0  # that the present step gives the new revision
-    gated: bool = True
+    gated: bool = True  # each step is judged before the next
     by_hand: bool = False  # a person promotes each step
     new_nodes: int | None = None  # wanted nodes of the new revision; None: it has ended
-    new_ready: int | None = None
-    other_nodes: int | None = None
+    new_ready: int | None = None  # of them, those that take requests
+    other_nodes: int | None = None  # wanted nodes of other revisions
     waits_for: str = ""  # what comes next, or what it waits for; empty: it has ended
-    needs_person: bool = False
+    needs_person: bool = False  # nothing happens until somebody says so
     why: str = ""  # of the last transition
-    signals: list[RolloutSignal] = Field(default_factory=list)
-    override: str = ""
-    started_at: float
-    started_by: str = ""
-    reason: str = ""
-    updated_at: float = 0.0
-    updated_by: str = ""
-    history: list[RolloutChange] = Field(default_factory=list)
+    signals: list[RolloutSignal] = Field(default_factory=list)  # of its gate
+    override: str = ""  # why it was begun although something was frozen
+    started_at: float  # when it began
+    started_by: str = ""  # who
+    reason: str = ""  # why
+    updated_at: float = 0.0  # when it last changed
+    updated_by: str = ""  # who changed it
+    history: list[RolloutChange] = Field(default_factory=list)  # each change of state
 
     @property
     def is_ended(self) -> bool:
@@ -485,11 +486,11 @@ class GatewayWorkers(Wire):
     model_config = ConfigDict(extra="ignore", defer_build=True)
 
     generation: int  # one more with each reload
-    wanted: int
-    serving: int
+    wanted: int  # processes by the settings
+    serving: int  # of them, those that take requests
     retiring: int = 0  # a reload replaced them; they end what they have
     deaths: int = 0  # ends that nobody asked for, since the gateway's start
-    reloads: int = 0
+    reloads: int = 0  # since the gateway's start
     reload_error: str | None = None  # why the last reload changed nothing
 
     @property
@@ -503,23 +504,23 @@ class GatewayWorkers(Wire):
 class Gateway(Wire):
     """One gateway. What it says of itself is None while it does not answer."""
 
-    name: str
-    url: str
-    phase: GatewayPhase
-    reason: str = ""
-    since: float | None = None
-    probe_age_s: float | None = None
+    name: str  # as fleetctl knows it
+    url: str  # where it answers
+    phase: GatewayPhase  # what it is doing, as the controller sees it
+    reason: str = ""  # why it is in that phase
+    since: float | None = None  # when the phase began
+    probe_age_s: float | None = None  # since it was last looked at
     is_local: bool = False  # started on the controller's machine: it is started again when it ends
-    instance: str | None = None
+    instance: str | None = None  # another one after each start
     deaths: int = 0  # ends that nobody asked for, since the controller started
     next_start_at: float | None = None  # of one that ended
-    table_version: int | None = None
-    table_age_s: float | None = None
-    in_flight: int | None = None
+    table_version: int | None = None  # of the routing table that it goes by
+    table_age_s: float | None = None  # since it was told that one
+    in_flight: int | None = None  # requests that it carries now
     lost: int | None = None  # requests that failed or were given up since its start
     out: dict[str, str] = Field(default_factory=dict)  # node to why it gets nothing, or little, from this gateway
     failing_open: list[str] = Field(default_factory=list)  # models
-    workers: GatewayWorkers | None = None
+    workers: GatewayWorkers | None = None  # its processes
 
 
 class AlertState(StrEnum):
@@ -535,19 +536,19 @@ class AlertState(StrEnum):
 class Alert(Wire):
     """One alert of our rules or of Alertmanager."""
 
-    fingerprint: str
-    name: str
-    severity: str
-    state: AlertState
-    labels: dict[str, str]
-    summary: str = ""
-    description: str = ""
-    value: float | None = None
-    active_at: float | None = None
-    fired_at: float | None = None
-    resolved_at: float | None = None
+    fingerprint: str  # of name and labels: one alert, one of these
+    name: str  # of its rule
+    severity: str  # ticket, warning, page or critical
+    state: AlertState  # where it stands
+    labels: dict[str, str]  # what it is about
+    summary: str = ""  # what is wrong, in a line
+    description: str = ""  # what that means
+    value: float | None = None  # of its expression now
+    active_at: float | None = None  # when its condition began to hold
+    fired_at: float | None = None  # when that had held long enough
+    resolved_at: float | None = None  # when it ended
     source: str = "rules"  # who judged it: our own rules, or alertmanager (its webhook)
-    source_url: str = ""
+    source_url: str = ""  # where Alertmanager says more
     silenced: Literal["no", "yes", "unknown"] = "no"  # unknown: Alertmanager's silences could not be read
     silenced_by: list[str] = Field(default_factory=list)  # ids of silences
 
@@ -579,15 +580,15 @@ NONE_ON_RECORD_S = 1e8
 class Evidence(Wire):
     """One answered question of a tree."""
 
-    question: str
-    title: str
-    answer: Literal["yes", "no", "unknown"]
-    query: str = ""
-    value: float | None = None
-    threshold: str = ""
+    question: str  # its name in the tree
+    title: str  # the question in words
+    answer: Literal["yes", "no", "unknown"]  # unknown: nobody could tell
+    query: str = ""  # what was read, in PromQL
+    value: float | None = None  # what was found
+    threshold: str = ""  # what it was held against
     unit: str = ""  # of `value`: ratio, points, seconds, tokens, times, per_second, count, before_onset (s)
-    age_s: float | None = None
-    why_unknown: str = ""
+    age_s: float | None = None  # of the value
+    why_unknown: str = ""  # of an answer that is not known
     usual: str = ""  # of a yes that compares with the past: the same against this hour of other days
     speaks: Literal["", "for", "against"] = ""  # of the cause that was named
 
@@ -595,23 +596,23 @@ class Evidence(Wire):
 class Diagnosis(Wire):
     """What was found: cause, evidence, and what is ruled out or not known."""
 
-    tree: str
+    tree: str  # that was walked
     cause: str | None  # None: none was named
-    title: str = ""
-    confidence: Literal["confirmed", "likely", "unknown"] = "unknown"
-    evidence: list[Evidence] = Field(default_factory=list)
-    ruled_out: list[str] = Field(default_factory=list)
-    not_known: list[str] = Field(default_factory=list)
-    at: float = 0.0
+    title: str = ""  # the verdict in words
+    confidence: Literal["confirmed", "likely", "unknown"] = "unknown"  # how sure it is
+    evidence: list[Evidence] = Field(default_factory=list)  # in the order in which it was asked
+    ruled_out: list[str] = Field(default_factory=list)  # causes that it is not
+    not_known: list[str] = Field(default_factory=list)  # causes that nobody could rule out
+    at: float = 0.0  # when it was found
     probability: float | None = None  # of the cause; None: nothing was scored
     also: str | None = None  # a second cause that is at work beside it
     runner_up: str | None = None  # the next best cause
-    runner_up_probability: float | None = None
+    runner_up_probability: float | None = None  # of that cause
     tells_apart: str = ""  # what would tell the two apart
     why_not: dict[str, str] = Field(default_factory=dict)  # cause to what ruled it out
     onset: float | None = None  # when it began
     onset_early: float | None = None  # not before, not after
-    onset_late: float | None = None
+    onset_late: float | None = None  # and not after
     changes: list[str] = Field(default_factory=list)  # what changed just before, nearest first
     since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
     looked_at: float | None = None  # when it was asked last, where it was asked again
@@ -656,54 +657,54 @@ TERMINAL_RUN_STATUSES = frozenset(
 class StepRecord(Wire):
     """One command of a run. Before it began, `receipt` holds the prediction and the guard's ruling."""
 
-    index: int
-    phase: Literal["do", "undo"]
-    title: str
-    command: str
+    index: int  # from 0
+    phase: Literal["do", "undo"]  # undo: of what takes it back
+    title: str  # what it does, in words
+    command: str  # as it is typed after `fleetctl`
     target: str = ""  # in its written form: node-2, pool/decode; empty for prose
-    status: Literal["pending", "running", "done", "failed", "skipped"]
-    attempts: int = 0
-    started_at: float | None = None
-    ended_at: float | None = None
-    receipt: dict[str, Any] = Field(default_factory=dict)
-    error: str = ""
+    status: Literal["pending", "running", "done", "failed", "skipped"]  # where it stands
+    attempts: int = 0  # begun ones
+    started_at: float | None = None  # when the first began
+    ended_at: float | None = None  # when the last ended
+    receipt: dict[str, Any] = Field(default_factory=dict)  # what it said when it ended
+    error: str = ""  # why it failed
 
 
 class Approval(Wire):
     """One person's yes to a proposal."""
 
-    by: str
-    at: float
-    comment: str = ""
+    by: str  # who
+    at: float  # when
+    comment: str = ""  # what they said
 
 
 class Run(Wire):
     """One execution of a runbook or of a single command."""
 
-    id: str
-    runbook: str
-    title: str
-    status: RunStatus
-    inputs: dict[str, str]
-    incident_id: str | None = None
-    reason: str = ""
-    created_at: float
-    updated_at: float
-    dry_run: bool = False
-    requested_by: str = ""
-    decided_by: str | None = None
-    decided_at: float | None = None
-    expires_at: float | None = None
-    steps: list[StepRecord] = Field(default_factory=list)
+    id: str  # unique
+    runbook: str  # its page; `action`: a single command
+    title: str  # what it does, in words
+    status: RunStatus  # where it stands
+    inputs: dict[str, str]  # of the page
+    incident_id: str | None = None  # that it is for
+    reason: str = ""  # why it was asked for
+    created_at: float  # when it was asked for
+    updated_at: float  # when it last changed
+    dry_run: bool = False  # nothing is done
+    requested_by: str = ""  # who, or controller
+    decided_by: str | None = None  # who said yes or no
+    decided_at: float | None = None  # when
+    expires_at: float | None = None  # when the proposal is void
+    steps: list[StepRecord] = Field(default_factory=list)  # in their order
     targets: list[str] = Field(default_factory=list)  # what it changes: node-2, pool/decode, fleet
     unasked: bool = False  # automation lets it start, without a person
     approval: str = ""  # "1 of 2: ann; needs one more approver"; empty where one answer settles it
-    approvals: list[Approval] = Field(default_factory=list)
+    approvals: list[Approval] = Field(default_factory=list)  # those it has
     held: str = ""  # of one that is proposed: what keeps it from acting now, unless a person overrides it
     prediction: str = ""  # TTFT, queue and KV once it is done, simulated; or why they are not predicted
     override: str = ""  # why a person let it act all the same
-    verification: str = ""
-    error: str = ""
+    verification: str = ""  # what was waited for to see that it helped
+    error: str = ""  # why it did not succeed
     paused_by: str = ""  # who keeps it from beginning its next step
     question: str = ""  # what a person is asked now; an approval answers it
 
@@ -719,36 +720,36 @@ class IncidentStatus(StrEnum):
 class TimelineEntry(Wire):
     """One event, as people read it; `seq` grows by time."""
 
-    seq: int
-    at: float
+    seq: int  # one more with each
+    at: float  # when
     kind: str  # noun.past_or_state, as in the logs
-    text: str
-    incident_id: str | None = None
-    run_id: str | None = None
-    node: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
+    text: str  # what happened
+    incident_id: str | None = None  # that it belongs to
+    run_id: str | None = None  # of the run that it tells of
+    node: str | None = None  # that it is about
+    data: dict[str, Any] = Field(default_factory=dict)  # the same for programs
 
 
 class Correction(Wire):
     """A person's word that the verdict was wrong."""
 
     cause: str | None  # None: none of the known ones
-    by: str
-    at: float
-    comment: str = ""
+    by: str  # who said so
+    at: float  # when
+    comment: str = ""  # why
     was: str | None = None  # what the verdict said
 
 
 class Handling(Wire):
     """What people said about an incident."""
 
-    acknowledged_by: str = ""
-    acknowledged_at: float | None = None
+    acknowledged_by: str = ""  # who said that they have seen it
+    acknowledged_at: float | None = None  # when
     assignee: str = ""  # who has it
     severity_by: str = ""  # who set the severity; empty: its alerts did
-    silence_id: str = ""
-    silenced_until: float | None = None
-    correction: Correction | None = None
+    silence_id: str = ""  # of its silence
+    silenced_until: float | None = None  # when that ends
+    correction: Correction | None = None  # that its verdict was wrong
     words: str = ""  # who has it, in a few words; empty while nobody does
 
 
@@ -766,21 +767,21 @@ class NotificationState(StrEnum):
 class Notification(Wire):
     """One message to one receiver."""
 
-    id: str
-    receiver: str
+    id: str  # the same for the same news to the same receiver
+    receiver: str  # its name in the settings
     kind: str  # opened, update, acknowledged, resolved, escalated, digest, test
-    state: NotificationState
-    incident_id: str | None = None
-    subject: str
+    state: NotificationState  # where it stands
+    incident_id: str | None = None  # that it tells of
+    subject: str  # its first line
     text: str  # all that is said
     thread: str  # what messages that belong together have in common
-    created_at: float
+    created_at: float  # when it was written
     next_at: float | None = None  # the next attempt, or the end of being held
-    ended_at: float | None = None
-    attempts: int = 0
+    ended_at: float | None = None  # when it came to its end
+    attempts: int = 0  # begun ones
     held_by: str = ""  # quiet_hours, too_many
     why: str = ""  # what the receiver said, or why it was not told
-    merged_into: str = ""
+    merged_into: str = ""  # id of the message that says it
     escalation: int = 0  # the how-manieth message because nobody acknowledged; 0: none
 
 
@@ -806,28 +807,29 @@ class ReceiverTest(Body):
 class Incident(Wire):
     """One thing that is wrong, with all that belongs to it."""
 
-    id: str
-    title: str
-    status: IncidentStatus
-    severity: str
+    id: str  # unique
+    title: str  # the headline
+    status: IncidentStatus  # where it stands
+    severity: str  # the gravest of its alerts, or what a person said
     sev: str = ""  # SEV-1 to SEV-4, by severity
     due_at: float | None = None  # when it is to be mitigated by its level's clock
     scope: dict[str, str]  # e.g. {"node": "node-2", "pool": "default"}
-    opened_at: float
+    opened_at: float  # when it was opened
     onset_at: float | None = None  # when it began by its alerts' own word
-    resolved_at: float | None = None
-    handling: Handling = Handling()
+    resolved_at: float | None = None  # when its alerts were clear
+    handling: Handling = Handling()  # who has it, and what people said
+    impact: str = ""  # what users felt so far, in words; empty: not of a list, and of one that is over its post-mortem
     offence: str = ""  # its node's host fails more than its share, by the record of failures; empty: not known
     no_remedy: str = ""  # why nothing is proposed for it, and what to do by hand
     imported_from: str = ""  # of one that was read from a file: which fleetctl wrote it
-    alerts: list[Alert] = Field(default_factory=list)
-    diagnosis: Diagnosis | None = None
-    runs: list[Run] = Field(default_factory=list)
-    timeline: list[TimelineEntry] = Field(default_factory=list)
+    alerts: list[Alert] = Field(default_factory=list)  # that belong to it
+    diagnosis: Diagnosis | None = None  # why it is
+    runs: list[Run] = Field(default_factory=list)  # that act for it, or are proposed
+    timeline: list[TimelineEntry] = Field(default_factory=list)  # the oldest first
     notifications: list[Notification] = Field(default_factory=list)  # who was told, and when
     dashboard: str = ""  # a link to our dashboards of its place and time
     widened_at: float | None = None  # when the scope last became wider
-    widened_why: str = ""
+    widened_why: str = ""  # what made it wider
     part_of: str | None = None  # id of the wider incident that explains this one
     postmortem: str | None = None  # path of the Markdown file, once written
     blackbox: str | None = None  # path of the incident file, once written
@@ -870,10 +872,10 @@ class IncidentCharts(Wire):
 class RunbookInfo(Wire):
     """A page of the library."""
 
-    name: str
-    title: str
-    risk: str
-    causes: list[str]
+    name: str  # of its file
+    title: str  # what it does, in words
+    risk: str  # low, medium or high
+    causes: list[str]  # that it is for
     inputs: dict[str, str]  # name to description
     page: str = ""  # the Markdown itself
 
@@ -950,15 +952,15 @@ class RouteSignals(Wire):
 class TenantUse(Wire):
     """One tenant of the gateways: what it uses and may use, summed over those that answered."""
 
-    tenant: str
-    priority: str = Field(default="", alias="class")
+    tenant: str  # its name in the tenants file
+    priority: str = Field(default="", alias="class")  # critical, standard or batch
     running: int = 0  # requests admitted and not ended
     tokens: dict[str, int] = Field(default_factory=dict)  # input and output, really used, since the gateways' starts
     left: dict[str, int | None] = Field(
         default_factory=dict
     )  # input, output, requests: may come at once; None: no limit
-    limits: dict[str, Any] = Field(default_factory=dict)
-    admitted: int = 0
+    limits: dict[str, Any] = Field(default_factory=dict)  # by the tenants file
+    admitted: int = 0  # requests, since the gateways' starts
     refused: dict[str, int] = Field(default_factory=dict)  # by the limit that refused
     gateways: int = 1  # that know it
 
@@ -1070,10 +1072,10 @@ class ContentListing(Wire):
 class Freeze(Wire):
     """A time in which no automation acts, and a person only with an override that is recorded."""
 
-    id: str
-    reason: str
-    made_by: str
-    made_at: float
+    id: str  # to end it by
+    reason: str  # why
+    made_by: str  # who
+    made_at: float  # when
     pool: str | None = None  # None: the whole fleet
     expires_at: float | None = None  # None: until a person ends it
 
@@ -1204,48 +1206,48 @@ class Status(Wire):
 class DrainedRequest(Wire):
     """One line of a receipt. Tokens are output tokens but for `tokens_in`; None: not known."""
 
-    request_id: str
+    request_id: str  # as its client knows it
     outcome: str  # finished, moved, refused, aborted, lost or unknown
-    moved_to: str = ""
-    tokens_in: int | None = None
+    moved_to: str = ""  # the node where it went on
+    tokens_in: int | None = None  # of its prompt
     tokens_before: int | None = None  # when the drain began
     tokens_after: int | None = None  # when it ended on this node
-    why: str = ""
+    why: str = ""  # of the outcome
     said_by: str = ""  # node or gateway
 
 
 class DrainReceipt(Wire):
     """What became of each request that a node held when its drain began, or was sent since."""
 
-    id: str
-    version: int = 1
-    node: str
-    instance: str = ""
+    id: str  # unique
+    version: int = 1  # of its form
+    node: str  # that was drained
+    instance: str = ""  # of it, which a restart changes
     state: str  # drained; gone or unreachable: it did not say
-    begun_at: float
-    ended_at: float
-    sums: dict[str, int]
-    moved_to: dict[str, int] = Field(default_factory=dict)
-    summary: str
+    begun_at: float  # when the drain began
+    ended_at: float  # when it ended
+    sums: dict[str, int]  # outcome to how many
+    moved_to: dict[str, int] = Field(default_factory=dict)  # node to how many
+    summary: str  # in a line
     is_complete: bool  # nothing in it is unknown
-    notes: list[str] = Field(default_factory=list)
-    lines: list[DrainedRequest] = Field(default_factory=list)
-    key_id: str = ""
+    notes: list[str] = Field(default_factory=list)  # what is to be known beside it
+    lines: list[DrainedRequest] = Field(default_factory=list)  # one for each request
+    key_id: str = ""  # of the key that signed it
     signature: str = ""  # empty: unsigned
 
 
 class TokenInfo(Wire):
     """A named token of the controller, without the token itself."""
 
-    name: str
-    role: TokenRole
+    name: str  # of a person or a program
+    role: TokenRole  # what it may do
     id: str  # the first digits of its hash
-    is_valid: bool
-    created_at: float
-    created_by: str
+    is_valid: bool  # it opens something now
+    created_at: float  # when it was made
+    created_by: str  # by whom
     expires_at: float | None = None  # None: never
-    revoked_at: float | None = None
-    revoked_by: str = ""
+    revoked_at: float | None = None  # None: it was not
+    revoked_by: str = ""  # by whom
     last_used_at: float | None = None  # None: never, as far as is known
 
 
@@ -1274,21 +1276,21 @@ class CallerInfo(Wire):
 class SilenceMatcher(Wire):
     """`name op value`; a label that an alert lacks counts as empty."""
 
-    name: str = Field(min_length=1, max_length=500)
-    op: Literal["=", "!=", "=~", "!~"]
-    value: str = Field(max_length=4096)
+    name: str = Field(min_length=1, max_length=500)  # of a label
+    op: Literal["=", "!=", "=~", "!~"]  # =~ and !~ take a pattern
+    value: str = Field(max_length=4096)  # to hold it against
 
 
 class Silence(Wire):
     """One silence of Alertmanager."""
 
-    id: str
-    state: Literal["pending", "active", "expired"]
-    matchers: list[SilenceMatcher]
-    starts_at: float
-    ends_at: float
-    created_by: str
-    comment: str
+    id: str  # to expire it by
+    state: Literal["pending", "active", "expired"]  # pending: it has not begun
+    matchers: list[SilenceMatcher]  # all of which must fit
+    starts_at: float  # when it begins
+    ends_at: float  # when it ends
+    created_by: str  # who
+    comment: str  # why
 
 
 class SilenceRequest(Body):

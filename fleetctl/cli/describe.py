@@ -297,6 +297,7 @@ def describe_incident(incident: Incident, output: Output = Output.table) -> None
     print_fields(
         f"{incident.id}: {incident.title}",
         [
+            ("impact", incident.impact),
             ("no remedy", incident.no_remedy),
             ("fails often", incident.offence),
             ("imported", f"written by {incident.imported_from}: a record, nothing acts on it" if imported else ""),

@@ -231,6 +231,7 @@ NODE_COLUMNS = [
     Column("phase", lambda n: n.phase.value),
     Column("pool", lambda n: n.pool),
     signal_column("run", lambda n: n.running, number),
+    signal_column("seats", lambda n: n.seats, number, wide=True),
     signal_column("wait", lambda n: n.waiting, number),
     signal_column("KV", lambda n: n.kv_ratio, ratio),
     signal_column("TTFT", lambda n: n.ttft_s, seconds),

@@ -256,6 +256,7 @@ TOP_NODE_COLUMNS = [
     Column("name", lambda n: n.name),
     Column("phase", lambda n: n.phase.value),
     signal_column("run", lambda n: n.running, number),
+    signal_column("seats", lambda n: n.seats, number, wide=True),
     signal_column("wait", lambda n: n.waiting, number),
     signal_column("KV", lambda n: n.kv_ratio, ratio),
     signal_column("tok/s", lambda n: n.tokens_per_s, rate),

@@ -937,7 +937,9 @@ class _Api:
         view = incident_view(stored, runs, timeline, silencing, by_hand)
         told = await self._c.notifications.listing(incident_id)
         dashboard = self._c.notifications.dashboard_of(stored.incident)
-        return view.model_copy(update={"offence": offence, "notifications": told, "dashboard": dashboard})
+        impact = await self._c.notifications.impact_of(stored.incident)
+        more = {"offence": offence, "notifications": told, "dashboard": dashboard, "impact": impact}
+        return view.model_copy(update=more)
 
     async def _run_view(self, run: Run) -> wire.Run:
         """The run, what was predicted of it, and what keeps a proposal from acting now."""

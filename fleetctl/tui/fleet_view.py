@@ -124,6 +124,7 @@ FLEET_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("node", 8, _named, lambda row: row.node.name, grows=True),
     Column("state", 13, _state, lambda row: row.node.phase.value),
     _number("run", 4, lambda node: node.running, whole),
+    _number("seats", 5, lambda node: node.seats, whole, 100),
     _number("wait", 4, lambda node: node.waiting, whole),
     Column("KV", BAR_WIDTH + 6, _kv_bar, lambda row: row.node.kv_ratio.value),
     _number("TTFT", 6, lambda node: node.ttft_s, span),
@@ -165,6 +166,7 @@ GROUPS: Mapping[str, Callable[[NodeRow], str] | None] = {
     "pool": lambda row: row.node.pool,
     "zone": lambda row: row.node.zone,
     "model": lambda row: row.node.model,
+    "revision": lambda row: row.node.revision,
 }
 """What nodes may be grouped by; empty: not at all."""
 
@@ -224,18 +226,25 @@ def _heading(snapshot: Snapshot, group: str, name: str, rows: Sequence[NodeRow])
     of, tone = f"{ready}/{len(rows)} ready", Tone.PLAIN if ready == len(rows) else Tone.WARN
     is_past = snapshot.cut_off_since is not None
     cells = [Cell(f"{group} {name or UNKNOWN}", Tone.STRONG), Cell(f"{of}?", Tone.DIM) if is_past else Cell(of, tone)]
-    load = _load(snapshot, group, name)
-    if load is not None:
-        cells += load_cells(load)
-    if group == "pool":
-        tail = snapshot.pool_tails.get(name, NO_TAIL)
-        if tail.ttft_before_s is not None:
-            cells.append(Cell(f"1h ago {span(tail.ttft_before_s)}", Tone.DIM))
+    if group == "pool":  # what is to be read first: 80 columns cut the end
         pool = next((one for one in snapshot.pools if one.name == name), None)
         if pool is not None and pool.state is not PoolState.CONVERGED:
             tone = Tone.BAD if pool.state is PoolState.BACKING_OFF else Tone.BUSY
             cells.append(Cell(f"wanted {pool.wanted}: {pool.reason or pool.state.value.replace('_', ' ')}", tone))
+    load = _load(snapshot, group, name)
+    if load is not None:
+        cells += load_cells(load)
+    if group == "pool":
+        cells += _tail_cells(snapshot.pool_tails.get(name, NO_TAIL))
     return tuple(cells)
+
+
+def _tail_cells(tail: Tail) -> list[Cell]:
+    """A pool's p95 of an hour ago beside that of now, which stands before it."""
+    cells = [Cell(f"1h ago {span(tail.ttft_before_s)}", Tone.DIM)] if tail.ttft_before_s is not None else []
+    if tail.itl_s is not None or tail.itl_before_s is not None:
+        cells += [Cell(f"ITL p95 {span(tail.itl_s)}"), Cell(f"1h ago {span(tail.itl_before_s)}", Tone.DIM)]
+    return cells
 
 
 def _load(snapshot: Snapshot, group: str, name: str) -> GroupLoad | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from diagnostics.unanswered import counted, part_unanswered
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, day, quantity, span
 from fleetctl.tui.listing import Column, Line, matches
 from fleetctl.tui.snapshot import Snapshot, current_run, proposal
@@ -23,7 +24,8 @@ from fleetctl.wire import (
 
 MAX_TIMELINE = 200
 IN_COMMAND = frozenset({"node", "like", "instance", "url", "table_version"})  # of a receipt; or for programs
-MAX_IMPACT = 3  # of what its alerts say
+MAX_SAID = 3  # of what its alerts say
+MAX_REPLACED = 5  # verdicts
 
 STATUSES: dict[IncidentStatus, tuple[str, Tone]] = {
     IncidentStatus.OPEN: ("▲", Tone.BAD),
@@ -121,7 +123,7 @@ def incident_view(incident: Incident, now: float, *, may_handle: bool = True, ma
     return IncidentView(
         head=_head(incident, now, may_handle=may_handle),
         ask=_ask(waiting, now, may_decide=may_decide) if waiting is not None else None,
-        diagnosis=_diagnosis(incident.diagnosis),
+        diagnosis=_diagnosis(incident.diagnosis, incident.timeline),
         run=_run(run) if run is not None and run is not waiting else None,
         timeline=_timeline(incident.timeline),
     )
@@ -142,14 +144,22 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
         when = f"opened {clock_time(incident.opened_at)}, {age(now - incident.opened_at)} ago"
     names = ", ".join(sorted({f"{alert.name} ({alert.state.value})" for alert in incident.alerts}))
     level = f"{incident.sev} {incident.severity}" if incident.sev else incident.severity
-    rows = [
-        (Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{level}, {when}")),
-        (Cell("where", Tone.DIM), Cell(where)),
-    ]
-    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary)
-    rows += [(Cell("impact", Tone.DIM), Cell(text)) for text in list(said)[:MAX_IMPACT]]
+    rows: list[tuple[Cell, Cell]] = []
+    if incident.impact:
+        rows.append((Cell("impact", Tone.DIM), Cell(incident.impact, Tone.STRONG)))
     if incident.no_remedy:
-        rows.insert(0, (Cell("by hand", Tone.WARN), Cell(incident.no_remedy, Tone.WARN)))
+        rows.append((Cell("by hand", Tone.WARN), Cell(incident.no_remedy, Tone.WARN)))
+    rows.append((Cell(f"{glyph} {incident.status.value}", tone), Cell(f"{level}, {when}")))
+    widened = ""
+    if incident.widened_at is not None:
+        widened = f", wider since {clock_time(incident.widened_at)}: {incident.widened_why}"
+    rows.append((Cell("where", Tone.DIM), Cell(f"{where}{widened}")))
+    if incident.part_of is not None:
+        rows.append((Cell("part of", Tone.DIM), Cell(f"{incident.part_of}, which explains it", Tone.WARN)))
+    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary)
+    rows += [(Cell("says", Tone.DIM), Cell(text)) for text in list(said)[:MAX_SAID]]
+    if incident.offence:
+        rows.append((Cell("often", Tone.DIM), Cell(incident.offence, Tone.WARN)))
     if incident.handling.words:
         rows.append((Cell("who", Tone.DIM), Cell(incident.handling.words)))
     elif incident.resolved_at is None:
@@ -208,18 +218,30 @@ def _ask(run: Run, now: float, *, may_decide: bool) -> StorySection:
     )
 
 
-def _diagnosis(diagnosis: Diagnosis | None) -> StorySection:
+def _diagnosis(diagnosis: Diagnosis | None, timeline: list[TimelineEntry]) -> StorySection:
     if diagnosis is None:
         return StorySection(Cell("Diagnosis: not made yet", Tone.DIM))
     cause = diagnosis.cause or "no cause named"
     sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None and diagnosis.cause else ""
+    told, silent = part_unanswered(diagnosis.evidence)
+    unread = (Cell(f"Not known: {counted(titles)}: {why}", Tone.DIM) for why, titles in silent.items())
     return StorySection(
         Cell(
             f"Diagnosis: {cause} ({diagnosis.confidence}{sure}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]
         ),
-        tuple(_evidence(found) for found in diagnosis.evidence),
-        (*_beside(diagnosis), *_ruled_out(diagnosis)),
+        tuple(_evidence(found) for found in told),
+        (*unread, *_beside(diagnosis), *_ruled_out(diagnosis), *_replaced(timeline)),
     )
+
+
+def _replaced(timeline: list[TimelineEntry]) -> Iterator[Cell]:
+    """Verdicts that better evidence took the place of, the last first: until when each was said, and why no longer."""
+    replaced = [one for one in timeline if one.kind == "diagnosis.replaced"]
+    for entry in sorted(replaced, key=lambda one: -one.at)[:MAX_REPLACED]:
+        was = entry.data.get("was") or {}
+        sure = f" ({was['confidence']})" if was.get("confidence") else ""
+        why = f": {entry.data['why']}" if entry.data.get("why") else ""
+        yield Cell(f"Said until {clock_time(entry.at)}: {was.get('cause') or 'another cause'}{sure}{why}", Tone.DIM)
 
 
 def _ruled_out(diagnosis: Diagnosis) -> Iterator[Cell]:

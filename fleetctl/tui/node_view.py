@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fleetctl.tui.cell import (
     UNKNOWN,
@@ -185,6 +186,12 @@ def _request(one: HeldRequest) -> tuple[Cell, ...]:
     )
 
 
+def _of_seats(node: Node, drift_s: float) -> Cell:
+    """What it computes, of how many at once it may; not every engine tells the second."""
+    running, seats = signal_cell(node.running, drift_s, whole), node.seats.value
+    return running if seats is None else replace(running, text=f"{running.text} of {whole(seats)}")
+
+
 def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: float) -> Iterator[StorySection]:
     """One node: state, what it does now, its cards, what may be done to it."""
     if node is None:
@@ -197,7 +204,7 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
     drift_s = snapshot.drift_s(Part.NODE, now)
     tail = snapshot.node_tails.get(node.name, Tail())
     told = (
-        ("running", signal_cell(node.running, drift_s, whole), "waiting", node.waiting, whole),
+        ("running", _of_seats(node, drift_s), "waiting", node.waiting, whole),
         ("KV", signal_cell(node.kv_ratio, drift_s, percent), "prefix hit", node.prefix_hit_ratio, percent),
         ("step", signal_cell(node.step_s, drift_s, span), "preempted", node.preemption_ratio, percent),
         ("tok/s", signal_cell(node.tokens_per_s, drift_s, rate), "prompt tok/s", node.prompt_tokens_per_s, rate),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
-from fleetctl.tui.snapshot import Snapshot, is_closed
+from fleetctl.tui.snapshot import Snapshot, Tail, is_closed
 from fleetctl.wire import AlertState, Incident, Pool, Run, RunStatus, TokenRole
 
 NUM_EVENTS = 12
@@ -41,7 +41,11 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
         heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
     else:
         heading = f"{count(len(alone), 'alert')} without an incident   g a explains"
-    rows: list[Row] = [_incident(one, snapshot, now) for one in incidents]
+    rows: list[Row] = []
+    for one in incidents:
+        rows.append(_incident(one, snapshot, now))
+        if (impact := _impact(one, snapshot)) is not None:
+            rows.append(impact)
     for alert in alone[:NUM_ALERTS]:
         since = age(now - alert.fired_at) if alert.fired_at is not None else UNKNOWN
         text = f"{alert.name}: {alert.summary}" if alert.summary else alert.name
@@ -70,6 +74,14 @@ def _incident(one: Incident, snapshot: Snapshot, now: float) -> Row:
         Cell(f"{one.title}{cause}", Tone.STRONG),
         Cell(one.handling.words or "nobody has it", Tone.DIM if one.handling.words else Tone.WARN),
     )
+
+
+def _impact(one: Incident, snapshot: Snapshot) -> Row | None:
+    """What users felt of the gravest: of others the list does not say."""
+    focus = snapshot.focus
+    if focus is None or focus.id != one.id or not focus.impact:
+        return None
+    return Cell(""), Cell(""), Cell(""), Cell(focus.impact, Tone.WARN), Cell("")
 
 
 def sev_left(incident: Incident, now: float) -> Cell:
@@ -155,8 +167,8 @@ def _row(glyph: str, what: str, text: str, tone: Tone, by: str = "") -> Row:
 def _pools(snapshot: Snapshot) -> StorySection:
     if not snapshot.pools:
         return StorySection(Cell("No pools are known.", Tone.DIM))
-    titles = ("pool", "ready", "run", "wait", "KV", "tok/s", "TTFT p95", "1h ago", "state")
-    rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=0 < at < 8) for at, title in enumerate(titles))]
+    titles = ("pool", "ready", "run", "wait", "KV", "tok/s", "TTFT p95", "1h ago", "ITL p95", "1h ago", "state")
+    rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=0 < at < 10) for at, title in enumerate(titles))]
     return StorySection(
         Cell("Pools   g f opens the fleet", Tone.STRONG), (*rows, *(_pool(pool, snapshot) for pool in snapshot.pools))
     )
@@ -167,14 +179,16 @@ def _pool(pool: Pool, snapshot: Snapshot) -> Row:
     told = ((load.running, whole), (load.waiting, whole), (load.kv_ratio, percent), (load.tokens_per_s, rate))
     cells = [Cell(UNKNOWN if one.value is None else write(one.value), right=True) for one, write in told]
     p95 = load.ttft_p95_s
-    tail = snapshot.pool_tails.get(pool.name)
+    tail = snapshot.pool_tails.get(pool.name, Tail())
     state = pool.state.value.replace("_", " ")
     return (
         Cell(pool.name, Tone.STRONG),
         Cell(f"{pool.ready}/{pool.wanted}", Tone.PLAIN if pool.ready >= pool.wanted else Tone.WARN, right=True),
         *cells,
         Cell(UNKNOWN if p95.value is None else f"{'>' if p95.at_least else ''}{span(p95.value)}", right=True),
-        Cell(span(tail.ttft_before_s if tail is not None else None), Tone.DIM, right=True),
+        Cell(span(tail.ttft_before_s), Tone.DIM, right=True),
+        Cell(span(tail.itl_s), right=True),
+        Cell(span(tail.itl_before_s), Tone.DIM, right=True),
         Cell(f"{state}: {pool.reason}" if pool.reason else state, Tone.DIM),
     )
 

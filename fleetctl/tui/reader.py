@@ -291,7 +291,7 @@ class SnapshotReader:
         return {} if pools == self._last.pools else {"pools": pools}  # the same while nothing is: it is drawn anew else
 
     async def _groups(self) -> dict[str, Any]:
-        by = (GroupBy.ZONE, GroupBy.MODEL)
+        by = (GroupBy.ZONE, GroupBy.MODEL, GroupBy.REVISION)
         found = await asyncio.gather(*(self._controller.groups(one) for one in by))
         return {"groups": {one: tuple(groups) for one, groups in zip(by, found, strict=True)}}
 

@@ -46,6 +46,7 @@ log = structlog.get_logger()
 
 MAX_TRIED = 20  # messages to one receiver in one turn
 MAX_IMPACTS = 5  # in one turn: each reads the series
+IMPACT_FOR_S, MAX_KNOWN_IMPACTS = 5.0, 100
 TOO_MANY = "not looked at: too much happens at once"
 _S = NotificationState
 
@@ -99,6 +100,7 @@ class Notifications:
         self._gone: set[str] = set()
         self._failing: dict[str, str] = {}  # receiver to why
         self._delivered_at: dict[str, float] = {}
+        self._impacts: dict[str, tuple[float, str]] = {}  # of an incident: when it was looked at, and the words
         records.timeline.listen(self._hear)
         for row in self._rows.values():
             self._note_outcome(row)
@@ -232,6 +234,20 @@ class Notifications:
         """A link to our dashboards of its place and time; "" without a Grafana."""
         since = incident.onset_at or incident.opened_at
         return dashboard_link(self._links, incident.scope, since, incident.resolved_at)
+
+    async def impact_of(self, incident: Incident) -> str:
+        """What users felt of an open incident so far, in words; "" of one that is over. The series are read for it, so
+        whoever asks over and over is told the same for some seconds."""
+        if incident.resolved_at is not None:
+            return ""
+        now = self._clock.now()
+        at, words = self._impacts.get(incident.id, (-IMPACT_FOR_S, ""))
+        if not 0.0 <= now - at < IMPACT_FOR_S:
+            words = self._source.impact(incident, await self._source.runs_of(incident.id))
+            if len(self._impacts) >= MAX_KNOWN_IMPACTS:
+                self._impacts.clear()
+            self._impacts[incident.id] = (now, words)
+        return words
 
     def _receiver_view(self, receiver: ReceiverSettings, now: float) -> wire.Receiver:
         mine = [row for row in self._rows.values() if row.receiver == receiver.name]

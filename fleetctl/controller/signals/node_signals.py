@@ -10,6 +10,7 @@ from fleetctl import wire
 
 SIGNALS = {
     "running": "llm:running",
+    "seats": "llm:seats",
     "waiting": "llm:waiting",
     "kv_ratio": "llm:kv_ratio",
     "ttft_s": "llm:ttft_seconds:mean",

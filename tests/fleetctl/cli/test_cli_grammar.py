@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from fleetctl.cli.app import next_command, run
 from fleetctl.cli.command_table import COMMANDS
-from fleetctl.cli.explain import docs_of
+from fleetctl.cli.explain import docs_of, first_line
 from fleetctl.cli.kinds import MODELS, Kind
 from fleetctl.wire import Alert, AlertState, NodePhase, Problem, TimelineEntry
 from tests.fixtures import ROOT
@@ -20,25 +21,30 @@ from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 Run = Callable[..., tuple[int, str, str]]
-NOW = time.time()
-EVENTS = [
-    TimelineEntry(seq=1, at=NOW - 7200, kind="node.ready", text="node-1: ready", node="node-1"),
-    TimelineEntry(seq=2, at=NOW - 5, kind="node.unreachable", text="node-2: no answer", node="node-2"),
-]
+
+
+def events() -> list[TimelineEntry]:
+    """Of now, and not of when this file was read: a suite takes longer than the ten minutes that tests ask for."""
+    now = time.time()
+    return [
+        TimelineEntry(seq=1, at=now - 7200, kind="node.ready", text="node-1: ready", node="node-1"),
+        TimelineEntry(seq=2, at=now - 5, kind="node.unreachable", text="node-2: no answer", node="node-2"),
+    ]
 
 
 @pytest.fixture(scope="module")
 def controller() -> Iterator[RecordedController]:
+    now = time.time()
     nodes = [make_node("node-1"), make_node("node-2", phase=NodePhase.UNREACHABLE, reason="no answer")]
     alert = Alert(
-        fingerprint="1", name="LLMNodeDown", severity="page", state=AlertState.FIRING, labels={}, active_at=NOW - 90
+        fingerprint="1", name="LLMNodeDown", severity="page", state=AlertState.FIRING, labels={}, active_at=now - 90
     )
     answers = {
         "/v1/nodes": nodes,
-        "/v1/alerts": [alert, alert.model_copy(update={"name": "LLMNodeSlow", "active_at": NOW - 9000})],
-        "/v1/incidents": [make_incident(opened_at=NOW - 60), make_incident(id="inc-2", opened_at=NOW - 90_000)],
-        "/v1/runs": [make_run(created_at=NOW - 60)],
-        "/v1/events": EVENTS,
+        "/v1/alerts": [alert, alert.model_copy(update={"name": "LLMNodeSlow", "active_at": now - 9000})],
+        "/v1/incidents": [make_incident(opened_at=now - 60), make_incident(id="inc-2", opened_at=now - 90_000)],
+        "/v1/runs": [make_run(created_at=now - 60)],
+        "/v1/events": events(),
         "/v1/actions": Problem(error="the floor: 1 node must stay", remedy="fleetctl scale", exit_code=3),
     }
     with recorded_controller(answers) as made:
@@ -110,14 +116,14 @@ def test_events_are_told_by_their_own_command(fleetctl: Run) -> None:
 
 
 def test_events_that_are_followed_come_once_each_and_as_they_happen(capsys: pytest.CaptureFixture[str]) -> None:
-    with recorded_controller({"/v1/events": EVENTS}) as made:
+    with recorded_controller({"/v1/events": events()}) as made:
         thread = threading.Thread(
             target=lambda: run(["--controller", made.url, "events", "-f", "-o", "name"]), daemon=True
         )
         thread.start()
         while made.asked.count("GET /v1/events") < 3:
             thread.join(0.01)
-        made.answers["/v1/events"] = [EVENTS[1].model_copy(update={"seq": 3})]
+        made.answers["/v1/events"] = [events()[1].model_copy(update={"seq": 3})]
         out = ""
         while "3" not in out.split():
             thread.join(0.01)
@@ -199,6 +205,28 @@ def test_no_field_that_scripts_read_has_gone_or_become_another() -> None:
     changed = {field: now.get(field) for field, words in promised.items() if now.get(field) != words}
     assert changed == {}, "breaks scripts: CHANGELOG says so, or the field stays"
     assert set(now) <= set(promised), "a new field is promised in tests/data/cli_json_fields.txt"
+
+
+def models_below(model: type[BaseModel], known: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    if model not in known:
+        known.add(model)
+        for one in docs_of(model):
+            if one.below is not None:
+                models_below(one.below, known)
+    return known
+
+
+def test_explain_says_of_each_field_what_it_means() -> None:
+    every: set[type[BaseModel]] = set()
+    for model in MODELS.values():
+        models_below(model, every)
+    lacking = [
+        f"{model.__name__}.{one.name}"
+        for model in every
+        for one in docs_of(model)
+        if not one.meaning or (one.below is not None and one.meaning == first_line(one.below))
+    ]
+    assert sorted(lacking) == []
 
 
 CONTRACT = ROOT / "tests/data/cli_json_fields.txt"

@@ -17,7 +17,7 @@ from fleetctl.tui.node_view import KV_LINE, KV_LINES, PHASES, node_lines, node_s
 from fleetctl.tui.now_view import now_sections
 from fleetctl.tui.pane import section_text
 from fleetctl.tui.runbook_view import run_section
-from fleetctl.tui.snapshot import Part, Snapshot, asking, current_run, proposal
+from fleetctl.tui.snapshot import Part, Snapshot, Tail, asking, current_run, proposal
 from fleetctl.wire import (
     AlertExplanation,
     AlertPart,
@@ -396,6 +396,70 @@ def test_now_tells_the_cause_of_the_incident_that_was_read_in_full() -> None:
     section = now_sections(Snapshot(status=make_status(), incidents=(one, other), focus=one, known_at=NOW), NOW)[0]
 
     assert [row[3].text.endswith(" (slow_node, confirmed)") for row in section.rows] == [True, False]
+
+
+def test_now_tells_under_the_gravest_incident_what_users_felt() -> None:
+    one = make_incident(impact="3 of 812 requests lost, p99 TTFT up to 7.2 s")
+    section = now_sections(Snapshot(status=make_status(), incidents=(one,), focus=one, known_at=NOW), NOW)[0]
+
+    assert section.rows[1][3] == Cell("3 of 812 requests lost, p99 TTFT up to 7.2 s", Tone.WARN)
+
+
+def test_an_incident_begins_with_what_users_felt() -> None:
+    view = incident_view(make_incident(impact="3 of 812 requests lost", no_remedy="no tenants file"), NOW)
+
+    assert [row[0].text for row in view.head.rows[:3]] == ["impact", "by hand", "▲ open"]
+
+
+def test_an_incident_tells_what_explains_it_where_it_widened_and_whose_host_often_fails() -> None:
+    wide = {"part_of": "inc-9", "widened_at": NOW - 5, "widened_why": "node-3 too", "offence": "h7 fails 4×"}
+    told = {row[0].text: row[1].text for row in incident_view(make_incident(**wide), NOW).head.rows}
+
+    assert told["where"] == "node node-2  pool default, wider since 22:13:15: node-3 too"
+    assert told["part of"] == "inc-9, which explains it"
+    assert told["often"] == "h7 fails 4×"
+
+
+def test_questions_that_brought_nothing_are_counted_by_why_and_not_listed() -> None:
+    found = make_incident().diagnosis
+    assert found is not None
+    silent = found.evidence[1]
+    found.evidence += [silent.model_copy(update={"question": f"q{at}"}) for at in range(20)]
+    section = incident_view(make_incident().model_copy(update={"diagnosis": found}), NOW).diagnosis
+
+    assert len(section.rows) == 2
+    assert section.notes[0].text == "Not known: 21 questions: no series has data"
+
+
+def test_a_verdict_that_was_replaced_is_told_with_when_and_why() -> None:
+    was = {"cause": "overload", "confidence": "likely"}
+    event = {"seq": 4, "at": NOW - 20, "kind": "diagnosis.replaced", "text": "", "data": {"was": was, "why": "GPU"}}
+    notes = [note.text for note in incident_view(make_incident(timeline=[event]), NOW).diagnosis.notes]
+
+    assert notes[-1] == "Said until 22:13:00: overload (likely): GPU"
+
+
+def test_nodes_are_grouped_by_revision_and_tell_their_seats_where_the_engine_does() -> None:
+    nodes = (
+        make_node("node-1", seats=Signal(value=16, age_s=1.0)),
+        make_node("node-2", revision="r42"),
+    )
+    lines = fleet_lines(Snapshot(nodes=nodes, known_at=NOW), NOW, group="revision")
+    assert [line.heading[0].text for line in lines if line.heading] == ["revision r41", "revision r42"]
+    seats = next(column for column in FLEET_COLUMNS if column.title == "seats")
+    assert [seats.write(line.row).text.strip() for line in lines if line.row is not None] == ["16", "-"]
+    told = [section_text(one) for one in node_sections("node-1", nodes[0], Snapshot(node=nodes[0], known_at=NOW), NOW)]
+    assert "7 of 16" in "".join(told)
+
+
+def test_a_pool_tells_what_is_done_with_its_size_before_its_numbers() -> None:
+    pool = Pool(name="default", wanted=3, state=PoolState.BACKING_OFF, reason="a start failed")
+    tails = {"default": Tail(0.8, 0.3, 0.021, 0.02)}
+    snapshot = Snapshot(nodes=(make_node("node-1"),), pools=(pool,), pool_tails=tails, known_at=NOW)
+    heading = next(line.heading for line in fleet_lines(snapshot, NOW, group="pool") if line.heading)
+    words = [cell.text for cell in heading]
+    assert words[2] == "wanted 3: a start failed"
+    assert words[-3:] == ["1h ago 300ms", "ITL p95 21ms", "1h ago 20ms"]
 
 
 def test_a_dry_run_is_nothing_that_automation_does() -> None:

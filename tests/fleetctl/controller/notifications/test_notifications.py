@@ -102,6 +102,16 @@ async def test_an_incident_is_told_from_its_opening_to_its_end_in_one_slack_thre
     assert "hunter2" not in json.dumps([one.model_dump() for one in told])
 
 
+async def test_what_users_felt_of_an_open_incident_is_told_without_receivers_too(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with controller_with(tmp_path, clock) as controller:
+        incident = await tell(controller, make_incident(at=clock.now()))
+        told = await controller.notifications.impact_of(incident)
+        over = await controller.notifications.impact_of(resolved(incident, clock.now()))
+    assert told == "requests lost: not known (the gateway was not scraped before it began)"
+    assert over == ""
+
+
 async def test_a_mail_is_answered_by_those_after_it(tmp_path: Path, mail: MailServer) -> None:
     receiver = {
         "name": "mail",
