@@ -924,14 +924,14 @@ class RouteState(StrEnum):
 class Route(Wire):
     """One node of the routing table. `state` is what is wanted, `phase` what was seen (None: not looked at yet)."""
 
-    node: str
-    url: str
-    state: RouteState
-    pool: str = "default"
-    model: str = ""
-    phase: NodePhase | None = None
-    engine: str = ""
-    revision: str = ""
+    node: str  # that requests may go to
+    url: str  # where it answers
+    state: RouteState  # what is wanted
+    pool: str = "default"  # that it is in
+    model: str = ""  # that it serves
+    phase: NodePhase | None = None  # what was seen; None: not looked at yet
+    engine: str = ""  # which it runs
+    revision: str = ""  # that it runs
     api_key: str = ""  # name of the key that it wants, of the gateway's own `fleet.api_keys`; never the key
 
 

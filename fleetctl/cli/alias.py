@@ -22,6 +22,12 @@ def first_word(words: Sequence[str]) -> str | None:
     return None if place is None else words[place]
 
 
+def from_verb(words: Sequence[str]) -> Sequence[str]:
+    """The words from the verb on; none where there is no verb."""
+    place = _place_of_verb(words)
+    return () if place is None else words[place:]
+
+
 def _place_of_verb(words: Sequence[str]) -> int | None:
     place = 0
     while place < len(words) and words[place].startswith("-"):

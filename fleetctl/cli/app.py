@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from fleetctl.cli import context
-from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, with_alias
+from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, from_verb, with_alias
 from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
+from fleetctl.cli.remedy import with_command
 from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
@@ -142,13 +143,18 @@ def run(argv: Sequence[str] | None = None) -> int:
         app = build_for(words) if completed is None else _for_completion(completed)
         code = app(args=words, prog_name="fleetctl", standalone_mode=False)
     except FleetctlError as error:
-        remedy = error.remedy or next_command(error.exit_code, first_word(words))
+        remedy = with_command(error.message, error.remedy, error.exit_code, from_verb(words))
         return _told(_problem(error.message, remedy, error.exit_code), words)
     except USAGE_ERRORS as error:
         return _told(_usage_problem(error), words)
     except typer.Abort:
         return _told(
-            _problem("not confirmed: nothing was done", "add --yes, or --dry-run to see what it would do", 1), words
+            _problem(
+                "not confirmed: nothing was done",
+                f"add --yes, or --dry-run to see what it would do: fleetctl {first_word(words)} --help",
+                1,
+            ),
+            words,
         )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
@@ -156,17 +162,6 @@ def run(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader went away (`| head`): not an error
         return 0
     return code if isinstance(code, int) else 0
-
-
-def next_command(exit_code: int, verb: str | None) -> str:
-    """What to try after an error that names no remedy of its own."""
-    match exit_code:
-        case 2:
-            return f"fleetctl {verb} --help" if verb in COMMANDS else "fleetctl --help"
-        case 3:
-            return "fleetctl events --since 10m"
-        case _:
-            return "fleetctl doctor"
 
 
 def asked_for_data(words: Sequence[str]) -> ListOutput | None:

@@ -66,6 +66,7 @@ REMEDIES = {
     Kind.freezes: "fleetctl get freezes -o wide",
     Kind.silences: "fleetctl get silences -o wide",
     Kind.tokens: "fleetctl get tokens -o wide",
+    Kind.routes: "fleetctl get routes -o wide",
 }
 
 

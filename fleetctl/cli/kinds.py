@@ -57,6 +57,7 @@ from fleetctl.wire import (
     Pool,
     Revision,
     Rollout,
+    Route,
     Run,
     RunbookInfo,
     RunStatus,
@@ -97,6 +98,7 @@ class Kind(StrEnum):
     silences = "silences"
     tokens = "tokens"
     notifications = "notifications"
+    routes = "routes"
 
     @property
     def singular(self) -> str:
@@ -337,6 +339,16 @@ ALERT_COLUMNS = [
     Column("scope", lambda a: a.labels.get("node") or a.labels.get("pool") or "fleet"),
     Column("summary", lambda a: a.summary, wide=True),
 ]
+ROUTE_COLUMNS = [
+    Column("node", lambda r: r.node),
+    Column("route", lambda r: r.state.value),
+    Column("seen", lambda r: r.phase.value if r.phase is not None else "-"),
+    Column("pool", lambda r: r.pool),
+    Column("model", lambda r: r.model),
+    Column("revision", lambda r: r.revision or "-"),
+    Column("engine", lambda r: r.engine, wide=True),
+    Column("url", lambda r: r.url, wide=True),
+]
 INCIDENT_COLUMNS = [
     Column("id", lambda i: i.id),
     Column("status", lambda i: i.status.value),
@@ -503,6 +515,11 @@ def failure_view(by: FailuresBy | None, since: float | None) -> KindView:
 
 async def _nodes_at_work_first(client: ControllerClient) -> Sequence[BaseModel]:
     return sorted(await client.nodes(), key=_is_stopped)
+
+
+async def _routes(client: ControllerClient) -> Sequence[BaseModel]:
+    table = await client.routing()
+    return table.routes if table is not None else []
 
 
 async def _nodes_as_they_change(client: ControllerClient) -> AsyncGenerator[Sequence[BaseModel], None]:
@@ -754,6 +771,21 @@ VIEWS: Mapping[Kind, KindView] = {
         read_where=lambda client, where: client.notifications(where.get("incident")),
         at=lambda n: n.ended_at or n.created_at,
     ),
+    Kind.routes: KindView(
+        ROUTE_COLUMNS,
+        "nothing was routed yet: there is no routing table",
+        name=lambda r: r.node,
+        labels=lambda r: {
+            "node": r.node,
+            "route": r.state.value,
+            "phase": r.phase.value if r.phase is not None else "",
+            "pool": r.pool,
+            "model": r.model,
+            "revision": r.revision,
+            "engine": r.engine,
+        },
+        read_all=_routes,
+    ),
     Kind.freezes: KindView(
         FREEZE_COLUMNS,
         "nothing is frozen",
@@ -796,8 +828,29 @@ MODELS: Mapping[Kind, type[BaseModel]] = {
     Kind.silences: Silence,
     Kind.tokens: TokenInfo,
     Kind.notifications: Notification,
+    Kind.routes: Route,
 }
 """What one of them is in JSON."""
+
+
+NOT_LISTED: Mapping[str, str] = {
+    "audit": "fleetctl audit",
+    "autoscaler": "fleetctl autoscale status",
+    "causes": "fleetctl content list",
+    "content": "fleetctl content list",
+    "faults": "fleetctl drill list",
+    "hosts": "fleetctl hosts",
+    "logs": "fleetctl logs NODE",
+    "receivers": "fleetctl notify list",
+    "routing": "fleetctl get routes",
+    "rules": "fleetctl alerts list",
+    "settings": "fleetctl config show",
+    "signals": "fleetctl alerts coverage",
+    "status": "fleetctl status",
+    "targets": "fleetctl discover",
+    "trees": "fleetctl tree list",
+}
+"""What a command of its own shows, to that command."""
 
 
 def kind_of(text: str) -> Kind:
@@ -805,6 +858,8 @@ def kind_of(text: str) -> Kind:
     for kind in Kind:
         if text in (kind.value, kind.singular):
             return kind
+    if (command := NOT_LISTED.get(text) or NOT_LISTED.get(f"{text}s")) is not None:
+        raise BadInputError(f"{text} are not listed by get", remedy=command)
     near = difflib.get_close_matches(text, list(Kind), n=1)
     remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(Kind)}"
     raise BadInputError(f"there is no kind {text[:50]!r}", remedy=remedy)

@@ -69,13 +69,14 @@ def register(app: typer.Typer) -> None:
             print_data([one.model_dump(mode="json") for one in told], output)
         else:
             for one in told:
-                stdout().print(f"{one.receiver}: {one.state.value}: {one.why}", markup=False)
+                why = one.why.removeprefix(f"receiver {one.receiver}: ")
+                stdout().print(f"{one.receiver}: {one.state.value}: {why}", markup=False)
         missed = [one for one in told if one.state is not NotificationState.DELIVERED]
         if missed:
             names = ", ".join(one.receiver for one in missed)
             raise FleetctlError(
                 f"{len(missed)} of {len(told)} receivers did not take the test: {names}",
-                remedy="fleetctl config explain notifications.receivers",
+                remedy=f"fleetctl notify show {missed[0].receiver}",
             )
 
 

@@ -159,6 +159,8 @@ def why_not(text: str, *, may_be_a_name: bool = True) -> str | None:
         if option is not None and not option.is_flag and "=" not in word:
             words = words[1:]
     while words and hasattr(command, "commands") and not is_group_itself(command, words):
+        if words[0] in ("--help", "-h"):
+            return None
         if words[0] not in command.commands:
             return f"there is no command {' '.join([*path, words[0]])}"
         path.append(words.pop(0))

@@ -81,7 +81,7 @@ class Courier:
                     if len(said) >= MAX_ANSWER_BYTES:
                         break
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-            raise TemporaryError(f"{name}: {type(error).__name__}") from None
+            raise TemporaryError(f"{name}: {_why(error)}") from None
         status = answer.status_code
         if status >= 500 or status in _LATER:
             raise TemporaryError(f"{name}: answered {status}", _retry_after_s(answer.headers.get("Retry-After")))
@@ -90,6 +90,17 @@ class Courier:
         if receiver.channel is not None and receiver.kind is ReceiverKind.slack:
             return _slack_answer(name, said)
         return Taken(f"answered {status}")
+
+
+def _why(error: Exception) -> str:
+    """What went wrong on the way, without the URL, which may be a secret."""
+    if isinstance(error, httpx.ConnectError):
+        return "no connection: see that its host is right, and reached from the controller's machine"
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
+        return f"no answer within {LIMIT_S:.0f} s"
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return "its URL can't be asked"
+    return f"the connection broke ({type(error).__name__})"
 
 
 def _slack_answer(name: str, said: bytes) -> Taken:

@@ -44,6 +44,9 @@ from fleetctl.wire import (
     Pool,
     Revision,
     Rollout,
+    Route,
+    RouteState,
+    RoutingTable,
     RunbookInfo,
     RunStatus,
     Signal,
@@ -192,6 +195,13 @@ def controller() -> Iterator[RecordedController]:
         "/v1/traffic-rules": [rule],
         "/v1/gateways": [GATEWAY],
         f"/v1/gateways/{quote(GATEWAY.name, safe='')}": GATEWAY,
+        "/v1/routing": RoutingTable(
+            version=7,
+            routes=[
+                Route(node="node-1", url="http://n1", state=RouteState.ACTIVE, phase=NodePhase.READY, model="demo"),
+                Route(node="node-2", url="http://n2", state=RouteState.LEAVING, revision="rev-9b2e01c4d3aa"),
+            ],
+        ),
         "/v1/freezes": [
             Freeze(id="freeze-0123456789", reason="quarter's end", made_by="someone", made_at=now, pool="long-context")
         ],
@@ -463,6 +473,16 @@ def test_a_gateways_workers_are_told_and_why_a_reload_changed_nothing(fleetctl: 
     assert told["reload failed"].strip() == "gateway.max_resends: a whole number, please"
     _, out, _ = fleetctl("get", "gateways", "-o", "json")
     assert json.loads(out)[0]["workers"]["deaths"] == 3
+
+
+def test_the_routing_table_is_listed_with_what_is_wanted_and_what_was_seen(fleetctl: Run) -> None:
+    code, out, _ = fleetctl("get", "routes")
+    assert code == 0
+    assert [line.split()[:3] for line in out.splitlines()[1:]] == [
+        ["node-1", "active", "ready"],
+        ["node-2", "leaving", "-"],
+    ]
+    assert fleetctl("get", "route", "-l", "route=leaving", "-o", "name")[1] == "node-2\n"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.events])

@@ -62,7 +62,7 @@ def test_a_test_that_was_taken_ends_with_zero_and_one_that_was_not_with_one(type
     code, out, err = typed("notify", "test")
     assert (code, out.splitlines()) == (
         1,
-        ["chat: delivered: answered 200", "pager: failed: receiver pager: answered 403; see its URL and secret"],
+        ["chat: delivered: answered 200", "pager: failed: answered 403; see its URL and secret"],
     )
     assert "1 of 2 receivers did not take the test: pager" in err
     code, out, _ = typed("notify", "test", "-o", "json")

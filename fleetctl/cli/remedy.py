@@ -1,0 +1,54 @@
+"""What to type after an error: each one ends with a command that works, whatever else its remedy says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from fleetctl.cli.command_table import COMMANDS
+from fleetctl.cli.examples import EXAMPLES
+
+_FLEETCTL = re.compile(r"\bfleetctl(-node)? (--)?([a-z][a-z-]*)")
+_OTHERS = re.compile(r"\b(chmod|chown|export|kubectl|make|nvidia-smi|pip install|timedatectl|ulimit) \S")
+_MEANT = re.compile(r"did you mean ([a-z-]+)\?")
+_NOT_THERE = re.compile(
+    r"\b(?:there is no|unknown) "
+    r"(alert|freeze|gateway|incident|node|notification|pool|receipt|revision|rollout|run|runbook|silence|token)\b"
+)
+
+
+def with_command(error: str, remedy: str | None, exit_code: int, words: Sequence[str]) -> str:
+    """The remedy, with a command behind it where it names none. `words`: what was typed, from the verb on."""
+    if remedy and names_command(remedy):
+        return remedy
+    meant = _MEANT.search(remedy or "")
+    if meant is not None and words and words[0] in ("get", "top", "describe", "explain"):
+        return f"{remedy} fleetctl {words[0] if words[0] != 'describe' else 'get'} {meant[1]}"
+    missing = _NOT_THERE.search(error)
+    command = f"fleetctl get {missing[1]}s" if missing is not None else next_command(exit_code, words)
+    return f"{remedy}; {command}" if remedy else command
+
+
+def names_command(text: str) -> bool:
+    """Whether something in it can be typed as it stands."""
+    ours = (match[1] or match[2] or match[3] in COMMANDS for match in _FLEETCTL.finditer(text))
+    return any(ours) or _OTHERS.search(text) is not None
+
+
+def next_command(exit_code: int, words: Sequence[str]) -> str:
+    """What to try after an error that names nothing of its own."""
+    match exit_code:
+        case 2:
+            return " ".join(("fleetctl", *_command_in(words), "--help"))
+        case 3:
+            return "fleetctl events --since 10m"
+        case _:
+            return "fleetctl doctor"
+
+
+def _command_in(words: Sequence[str]) -> Sequence[str]:
+    """The longest command that these words begin with."""
+    for length in (3, 2):
+        if len(words) >= length and " ".join(words[:length]) in EXAMPLES:
+            return words[:length]
+    return words[:1] if words and words[0] in COMMANDS else ()
