@@ -1,4 +1,4 @@
-"""A matrix as blocks of 32 weights with a scale each: what quantised files hold, and what quantising at load makes.
+"""A matrix as blocks of 32 weights, or 16, with a scale each: of quantised files, and what quantising at load makes.
 
 A weight is `scale x code + offset`, or `scale x (code - zero)`. Every such number fits in a float32 (16 bits of a
 scale's and a code's digits), but for the last rounding of an offset and of a product with a scale in float32, so that
@@ -17,14 +17,27 @@ from torch import Tensor
 GROUP = 32  # weights of a row with one scale
 INT8_MAX, INT4_MID = 127, 8
 SMALLEST = 2.0**-24  # that a float16 can say
-GroupKind = Literal["int8", "int4", "int4 with offsets", "int4 with zeros", "int8 with wide scales", "fp8"]
+GroupKind = Literal[
+    "int8",
+    "int4",
+    "int4 with offsets",
+    "int4 with zeros",
+    "int8 with wide scales",
+    "fp8",
+    "int4 with wide offsets",
+    "int8 with wide offsets",
+    "int8 by sixteens",
+    "int8 by sixteens with wide offsets",
+]
 # Of eight bits with a scale for each row, multiplied with inputs that are rounded to eight bits: by a scale for each
 # row, by a scale and a zero for each row, or as calibrated beforehand.
 ByteKind = Literal["w8a8", "w8a8 asymmetric", "w8a8 static"]
 Kind = GroupKind | ByteKind
 MAX_BYTE_WIDTH = 2**16  # sums of more such products may not fit in 32 bits
-_WITH_OFFSETS = ("int4 with offsets", "int4 with zeros")
-_WITH_WIDE_SCALES = ("int8 with wide scales", "fp8")
+SIXTEENS: tuple[GroupKind, ...] = ("int8 by sixteens", "int8 by sixteens with wide offsets")  # groups of 16 weights
+_WIDE_OFFSETS = ("int4 with wide offsets", "int8 with wide offsets", "int8 by sixteens with wide offsets")
+_WITH_OFFSETS = ("int4 with offsets", "int4 with zeros", *_WIDE_OFFSETS)
+_WITH_WIDE_SCALES = ("int8 with wide scales", "fp8", *_WIDE_OFFSETS, *SIXTEENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,9 @@ class BlockWeight:
 
     kind: Kind
     codes: Tensor  # [rows, width], int8, or uint8: an E4M3's bits, or 0 to 15 ("int4": 8 is subtracted from them)
-    scales: Tensor  # [rows, width / 32], float16; float32 where they are wide, and of fp8; [rows, 1], float32 of bytes
+    # [rows, width / 32], or / 16; float16, or float32 where they or offsets are wide, of fp8 and by sixteens; of bytes
+    # [rows, 1], float32
+    scales: Tensor
     offsets: Tensor | None = None  # as the scales; or whole numbers, zeros, that are subtracted from the codes
     inputs: Tensor | None = None  # "w8a8 static": [rows, 2], float32, scale and zero of what the row is multiplied with
 
@@ -80,6 +95,17 @@ class BlockWeight:
         found = codes * self.scales.float()[..., None]
         return (found if offsets is None else found + offsets).flatten(1)
 
+    def by_sixteens(self) -> BlockWeight:
+        """The same numbers as the kind that takes in all of whole numbers: "int8 by sixteens with wide offsets"."""
+        times = self.scales.shape[1] * GROUP // self.codes.shape[1]  # scales for each 32 columns
+        scales = self.scales.float().repeat_interleave(2 // times, dim=1)
+        codes, offsets = self.codes.to(torch.int8), torch.zeros_like(scales)
+        if self.kind == "int4":
+            codes = codes - INT4_MID
+        elif self.offsets is not None:
+            offsets = self.offsets.float().repeat_interleave(2 // times, dim=1)
+        return BlockWeight("int8 by sixteens with wide offsets", codes, scales, offsets)
+
     def split(self, sizes: int | Sequence[int]) -> list[BlockWeight]:
         """Runs of rows, views of this one."""
         parts = zip(*(getattr(self, name).split(sizes) for name in self._parts()), strict=True)
@@ -103,7 +129,8 @@ def empty_blocks(rows: int, width: int, kind: Kind) -> BlockWeight:
     if kind in get_args(ByteKind):
         inputs = torch.empty(rows, 2) if kind == "w8a8 static" else None
         return BlockWeight(kind, torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, 1), inputs=inputs)
-    scales = torch.empty(rows, width // GROUP, dtype=torch.float32 if kind in _WITH_WIDE_SCALES else torch.float16)
+    groups = width // GROUP * (2 if kind in SIXTEENS else 1)
+    scales = torch.empty(rows, groups, dtype=torch.float32 if kind in _WITH_WIDE_SCALES else torch.float16)
     codes = torch.empty(rows, width, dtype=torch.int8 if kind.startswith("int8") else torch.uint8)
     return BlockWeight(kind, codes, scales, torch.empty_like(scales) if kind in _WITH_OFFSETS else None)
 

@@ -22,6 +22,7 @@ from engine.bench.long_prompt import LongPromptComparison
 from engine.bench.neighbour import NICE, NeighbourComparison
 from engine.bench.neighbour import ROUNDS as NEIGHBOUR_ROUNDS
 from engine.bench.report import describe_machine, render
+from engine.bench.servers import PEERS as SERVERS
 from engine.bench.servers import ServerError
 from engine.bench.speculation import METHODS, ROUNDS, SHARES, SpeculationComparison
 from engine.bench.workload import make_workload
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         choices=("int8", "int4", "w8a8"),
-        help="our node once more with each of these",
+        help="our node once more with each of these, and llama.cpp with Q8_0 and Q4_0 beside int8 and int4",
     )
     parser.add_argument("--num-threads", type=_count, metavar="N", help="of every engine; default: all CPUs")
     parser.add_argument("--max-output-tokens", type=_count, default=256, metavar="N")
@@ -122,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         nargs="+",
         metavar="TOKENS",
-        help="instead: one prompt of so many tokens beside 8 short streams, our node and vLLM",
+        help="instead: one prompt of so many tokens beside 8 short streams, our node, vLLM and llama.cpp",
     )
     parser.add_argument(
         "--rounds", type=_count, metavar="N", help=f"with --speculation ({ROUNDS}) or --neighbour ({NEIGHBOUR_ROUNDS})"
@@ -159,7 +160,7 @@ def _compare_long_prompts(args: argparse.Namespace, state: Path, target: Path) -
         prompt_tokens=args.long_prompts,
         dtypes=args.dtypes,
         num_threads=args.num_threads or len(os.sched_getaffinity(0)),
-        with_vllm="vllm" in (PEERS if args.peers is None else args.peers),
+        peers=[name for name in SERVERS if args.peers is None or name in args.peers],
         report_progress=_say,
     )
     return _print_measured(comparison.measure, target)
@@ -174,7 +175,7 @@ def _compare_neighbour(args: argparse.Namespace, state: Path, target: Path) -> i
         num_rounds=1 if args.quick else args.rounds or NEIGHBOUR_ROUNDS,
         output_tokens=args.max_output_tokens,
         nice=args.neighbour,
-        with_vllm="vllm" in (PEERS if args.peers is None else args.peers),
+        peers=[name for name in SERVERS[:1] if args.peers is None or name in args.peers],
         report_progress=_say,
     )
     return _print_measured(comparison.measure, target)

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from engine.bench.figures import Figures
-from engine.bench.gguf_file import KIND_OF, write_gguf
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
 from engine.bench.report import ReportRow
 from engine.bench.roofline import MachineRates, measure_machine, roofline_tokens_per_s
@@ -22,6 +21,7 @@ from engine.model.directory import open_model
 OURS = "fleetctl"
 PEERS = ("vllm", "llama.cpp", "transformers")
 LABELS = {"vllm": "vLLM"}
+BLOCKS_OF = {"int8": "Q8_0", "int4": "Q4_0"}  # llama.cpp's, beside ours with `--quantization`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,7 @@ class Comparison:
 
     def measure_rows(self) -> Iterator[ReportRow]:
         """Measures; gives each row when it is there. A peer that fails is a row that says why."""
-        ours = (OURS, *(f"{OURS} {kind}" for kind in self.plan.quantizations))
-        entrants = (*ours, *self._entrants())
+        entrants = self.entrants()
         total = len(self.plan.dtypes) * len(self.plan.concurrencies) * len(entrants)
         for dtype in self.plan.dtypes:
             self.report_progress(f"{dtype}: measuring what memory and matrix products of this machine give")
@@ -74,8 +73,11 @@ class Comparison:
         asked = self.plan.requests if requests is None else requests
         return roofline_tokens_per_s(config, dtype, asked, concurrency, self.machines[dtype])
 
-    def _entrants(self) -> Iterator[str]:
-        """Peers that are installed; notes why others are left out."""
+    def entrants(self) -> list[str]:
+        """Our node in each way, and peers that are installed; notes why others are left out."""
+        return [OURS, *(f"{OURS} {kind}" for kind in self.plan.quantizations), *self._peers()]
+
+    def _peers(self) -> Iterator[str]:
         for name in self.plan.peers:
             if name == "transformers":
                 if (why := missing()) is None:
@@ -85,6 +87,10 @@ class Comparison:
                 server = self._server(name, self.plan.dtypes[0])
                 if not isinstance(server, str):
                     yield name
+                    if name == "llama.cpp":
+                        yield from (
+                            f"{name} {BLOCKS_OF[kind]}" for kind in self.plan.quantizations if kind in BLOCKS_OF
+                        )
                     continue
                 why = server
             self.left_out.append(why)
@@ -97,11 +103,7 @@ class Comparison:
             return our_node(model, dtype, threads, version("llm-fleetctl"), ("--quantization", *kind) if kind else ())
         if name == "vllm":
             return vllm_server(model, dtype, threads)
-        gguf = model / f"{dtype}.gguf"
-        server = llama_server(gguf, threads)
-        if not isinstance(server, str) and not gguf.exists():
-            write_gguf(model, gguf, KIND_OF[dtype])
-        return server
+        return llama_server(model, name.partition(" ")[2] or dtype, threads)
 
     def _measure(self, name: str, dtype: str, concurrency: int, where: str) -> ReportRow:
         figures: Figures | str
@@ -122,7 +124,9 @@ class Comparison:
                     raise
                 figures = str(error).splitlines()[0][:300]
         roofline = None
-        if not isinstance(figures, str) and not name.startswith(f"{OURS} "):  # that would be one of other bytes
+        if not isinstance(figures, str) and " " not in name.removeprefix(
+            "transformers "
+        ):  # that would be one of other bytes
             answered = self.plan.requests[: figures.num_requests] or self.plan.requests
             roofline = self.roofline_tokens_per_s(dtype, concurrency, answered)
         return ReportRow(LABELS.get(name, name), release, dtype, concurrency, figures, roofline)

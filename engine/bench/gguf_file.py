@@ -35,11 +35,12 @@ def write_gguf(
     pre: str = "gpt-2",
     describe_tokenizer: Callable[[Any], None] | None = None,
     quantise: Callable[[Array, str], Array] | None = None,
+    kind_of: Callable[[str], str | None] = lambda name: None,
 ) -> Path:
     """Matrices become `kind`; norms, biases and routers stay float32. The file is there when it is whole.
 
     `pre`: how a byte-level tokenizer cuts; `describe_tokenizer` writes another's metadata. `quantise` makes the blocks
-    of `kind`, where the library can't.
+    of `kind`, where the library can't. `kind_of`: what a tensor of this name (llama.cpp's) becomes in place of `kind`.
     """
     gguf: Any = import_module("gguf")
     config = json.loads((source / "config.json").read_bytes())
@@ -54,11 +55,14 @@ def write_gguf(
     model_arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(model_arch, config["num_hidden_layers"])
     for name, tensor in _converted(source, config, names):
-        if tensor.ndim == 1 or "ffn_gate_inp" in name or kind == "F32":
+        own = kind_of(name) or kind
+        if tensor.ndim == 1 or "ffn_gate_inp" in name or own == "F32":
             writer.add_tensor(name, tensor)
         else:
-            type_ = gguf.GGMLQuantizationType[kind]
-            blocks = gguf.quants.quantize(tensor, type_) if quantise is None else quantise(tensor, kind)
+            type_ = gguf.GGMLQuantizationType[own]
+            if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[type_][0]:  # rows that are no whole blocks, as llama.cpp does
+                own, type_ = "F16", gguf.GGMLQuantizationType.F16
+            blocks = gguf.quants.quantize(tensor, type_) if quantise is None else quantise(tensor, own)
             writer.add_tensor(name, blocks, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

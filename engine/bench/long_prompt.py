@@ -14,7 +14,7 @@ from engine.bench.figures import RequestTiming, percentile
 from engine.bench.http_load import IncompleteAnswerError, ask, client_session, run_http_load
 from engine.bench.report import describe_machine
 from engine.bench.roofline import measure_machine
-from engine.bench.servers import MODEL_NAME, ours_and_vllm, running
+from engine.bench.servers import MODEL_NAME, ours_and_peers, running
 from engine.bench.workload import BenchRequest, make_workload, random_words
 
 STREAMS = 8
@@ -34,7 +34,7 @@ class LongPromptComparison:
     prompt_tokens: Sequence[int]
     dtypes: Sequence[str]
     num_threads: int
-    with_vllm: bool
+    peers: Sequence[str]
     report_progress: Callable[[str], None]
 
     def measure(self) -> str:
@@ -45,9 +45,7 @@ class LongPromptComparison:
         return "\n".join([machine, "", how, "", HEADER, *lines]) + "\n"
 
     def _measure_dtype(self, dtype: str) -> Iterator[str]:
-        for server in ours_and_vllm(
-            self.model, dtype, self.num_threads, self.report_progress, with_vllm=self.with_vllm
-        ):
+        for server in ours_and_peers(self.model, dtype, self.num_threads, self.report_progress, peers=self.peers):
             with running(server) as url:
                 asyncio.run(run_http_load(url, MODEL_NAME, make_workload(2, max_output_tokens=8, seed=1), 2))
                 for tokens in self.prompt_tokens:

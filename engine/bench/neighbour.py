@@ -20,7 +20,7 @@ from engine.bench.figures import Figures
 from engine.bench.http_load import run_http_load
 from engine.bench.report import describe_machine
 from engine.bench.roofline import measure_machine
-from engine.bench.servers import MODEL_NAME, ours_and_vllm, running
+from engine.bench.servers import MODEL_NAME, ours_and_peers, running
 from engine.bench.workload import make_workload
 
 NICE = 10
@@ -52,7 +52,7 @@ class NeighbourComparison:
     num_rounds: int
     output_tokens: int
     nice: int
-    with_vllm: bool
+    peers: Sequence[str]
     report_progress: Callable[[str], None]
 
     def measure(self) -> str:
@@ -65,8 +65,8 @@ class NeighbourComparison:
     def _measure_dtype(self, dtype: str) -> Iterator[str]:
         # The same requests are sent again and again: no engine may remember them.
         options = ("--no-enable-prefix-caching",)
-        servers = ours_and_vllm(
-            self.model, dtype, self.num_threads, self.report_progress, with_vllm=self.with_vllm, options=options
+        servers = ours_and_peers(
+            self.model, dtype, self.num_threads, self.report_progress, peers=self.peers, options=options
         )
         for server in servers:
             with running(server) as url:

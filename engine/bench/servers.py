@@ -21,10 +21,12 @@ from pathlib import Path
 import httpx
 
 from engine.bench.bench_model import MAX_MODEL_LEN
+from engine.bench.gguf_file import KIND_OF, write_gguf
 
 READY_TIMEOUT_S = 300.0  # vLLM compiles for a minute, in two threads
 STOP_TIMEOUT_S = 20.0
 MODEL_NAME = "bench"
+PEERS = ("vllm", "llama.cpp")  # that are servers
 
 
 class ServerError(RuntimeError):
@@ -51,23 +53,26 @@ def our_node(model: Path, dtype: str, num_threads: int | None, version: str, opt
     return Server("fleetctl", version, (*command, *options), "/health/ready")
 
 
-def ours_and_vllm(
+def ours_and_peers(
     model: Path,
     dtype: str,
     num_threads: int,
     report_progress: Callable[[str], None],
     *,
-    with_vllm: bool,
+    peers: Sequence[str],
     options: Sequence[str] = (),
 ) -> list[Server]:
-    """Our node, and vLLM where it is wanted and installed, both with these options; tells why it is left out."""
+    """Our node, and of `PEERS` those that are wanted and installed; tells why others are left out.
+
+    `options`: vLLM's and ours, for both.
+    """
     servers = [our_node(model, dtype, num_threads, version("llm-fleetctl"), options)]
-    if with_vllm:
-        vllm = vllm_server(model, dtype, num_threads)
-        if isinstance(vllm, str):
-            report_progress(f"left out: {vllm}")
+    for name in peers:
+        peer = vllm_server(model, dtype, num_threads) if name == "vllm" else llama_server(model, dtype, num_threads)
+        if isinstance(peer, str):
+            report_progress(f"left out: {peer}")
         else:
-            servers.append(replace(vllm, command=(*vllm.command, *options)))
+            servers.append(replace(peer, command=(*peer.command, *(options if name == "vllm" else ()))))
     return servers
 
 
@@ -124,11 +129,17 @@ def _vllm_package(program: Path) -> tuple[str, str]:
     return name, version if name == "vllm" else f"{version} ({name})"
 
 
-def llama_server(gguf: Path, num_threads: int) -> Server | str:
-    """llama.cpp's server, or why it is left out."""
+def llama_server(model: Path, kind: str, num_threads: int) -> Server | str:
+    """llama.cpp's server, or why it is left out. `kind`: a dtype, or a type of its blocks like Q4_0.
+
+    Writes the model's file of this kind where there is none.
+    """
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if program is None:
         return "llama.cpp: no `llama-server` on PATH (or in LLAMA_SERVER)"
+    gguf = model / f"{kind}.gguf"
+    if not gguf.exists():
+        write_gguf(model, gguf, KIND_OF.get(kind, kind))
     command: tuple[str, ...] = (program, "-m", str(gguf), "--alias", MODEL_NAME, "--host", "127.0.0.1")
     # Room for 32 sequences of 1,024 tokens; one cache for all, so that few requests may be long. Its own choice are
     # flash attention (auto), prompt caching (on) and keys and values in float16, also with float32 weights.

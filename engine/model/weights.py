@@ -184,8 +184,7 @@ def load_weights(
                 done += 1
                 if progress is not None:
                     progress("loading", done / len(places))
-    if packed is not None:
-        _tell(model, places)
+    _tell(model, places)
     return weights
 
 
@@ -197,15 +196,20 @@ def _opened(path: Path | None, packed: PackedTensors | None) -> Any:
 
 
 def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> None:
-    """Logs what became of a quantised checkpoint: bytes that are kept as they lie, and bytes that were expanded."""
+    """Logs what became of a quantised checkpoint: bytes that are kept in blocks, and bytes that were expanded."""
+    if is_gguf(model.path):
+        scheme, names = "gguf", GgufTensors(model.path).quantised(places)
+    else:
+        scheme, names = None if model.packed is None else model.packed.method, list(model.parts)
+    if not names:
+        return
     kept, expanded = defaultdict(int), 0
-    for name in model.parts:
+    for name in names:
         for place in places[name]:
             if isinstance(place, BlockWeight):
                 kept[place.kind] += place.num_bytes
             else:
                 expanded += place.nbytes
-    scheme = None if model.packed is None else model.packed.method
     log.info("weights.quantised", scheme=scheme, kept_bytes=dict(kept), expanded_bytes=expanded)
 
 
@@ -219,13 +223,7 @@ def _block_kinds(model: ModelDir, packed: PackedTensors | None) -> Callable[[lis
         return packed.block_kind
     if not is_gguf(model.path):
         return _no_blocks
-    file = GgufTensors(model.path)
-
-    def kind_of(names: list[str]) -> Kind | None:
-        kinds = {file.block_kind(name) for name in names}
-        return kinds.pop() if len(kinds) == 1 else None
-
-    return kind_of
+    return GgufTensors(model.path).block_kind
 
 
 class _Places:

@@ -19,9 +19,13 @@ from kernels.cpu.block_vectors import (
     GROUP,
     INT4,
     INT4_OFFSETS,
+    INT4_WIDE_OFFSETS,
     INT4_ZEROS,
     INT8,
+    INT8_SIXTEENS,
+    INT8_SIXTEENS_OFFSETS,
     INT8_WIDE,
+    INT8_WIDE_OFFSETS,
     PANEL,
     block_bytes,
     block_product,
@@ -60,9 +64,10 @@ class BlockMatrix(PanelMatrix):
     def _pack_blocks(self, weight: BlockWeight) -> Tensor:
         """[panel, group, bytes], uint8: see `block_vectors.py`."""
         scales = weight.scales * FP8_FACTOR if weight.kind == "fp8" else weight.scales
-        parts = [_bytes_by_group(self._by_panel(scales))]
+        groups = weight.shape[1] // GROUP
+        parts = [_bytes_by_group(self._by_panel(scales), groups)]
         if weight.offsets is not None:
-            parts.append(_bytes_by_group(self._by_panel(weight.offsets)))
+            parts.append(_bytes_by_group(self._by_panel(weight.offsets), groups))
         codes = (
             self._by_panel(weight.codes).unflatten(0, (-1, PANEL)).unflatten(2, (-1, GROUP))
         )  # [panel, 64, group, 32]
@@ -79,9 +84,10 @@ class BlockMatrix(PanelMatrix):
         return scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 4), (STRIP_GROUPS * GROUP, PANEL, 4))
 
 
-def _bytes_by_group(by_panel: Tensor) -> Tensor:
-    """Scales of the rows of all panels as bytes: [panel, group, 64 x bytes of one]."""
-    return by_panel.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
+def _bytes_by_group(by_panel: Tensor, groups: int) -> Tensor:
+    """Scales of the rows of all panels as bytes: [panel, group, 64 x bytes of one], twice as many of halves."""
+    own = by_panel.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
+    return own.unflatten(1, (groups, -1)).flatten(2)
 
 
 _store_result = epilogue(PANEL)
@@ -195,6 +201,22 @@ def _fp8_body(task):
     _run(task, FP8)
 
 
+def _int4_wide_offsets_body(task):
+    _run(task, INT4_WIDE_OFFSETS)
+
+
+def _int8_wide_offsets_body(task):
+    _run(task, INT8_WIDE_OFFSETS)
+
+
+def _int8_sixteens_body(task):
+    _run(task, INT8_SIXTEENS)
+
+
+def _int8_sixteens_offsets_body(task):
+    _run(task, INT8_SIXTEENS_OFFSETS)
+
+
 _REGIONS: dict[Kind, ParallelRegion] = {
     "int8": ParallelRegion(_int8_body),
     "int4": ParallelRegion(_int4_body),
@@ -202,4 +224,8 @@ _REGIONS: dict[Kind, ParallelRegion] = {
     "int4 with zeros": ParallelRegion(_int4_zeros_body),
     "int8 with wide scales": ParallelRegion(_int8_wide_body),
     "fp8": ParallelRegion(_fp8_body),
+    "int4 with wide offsets": ParallelRegion(_int4_wide_offsets_body),
+    "int8 with wide offsets": ParallelRegion(_int8_wide_offsets_body),
+    "int8 by sixteens": ParallelRegion(_int8_sixteens_body),
+    "int8 by sixteens with wide offsets": ParallelRegion(_int8_sixteens_offsets_body),
 }

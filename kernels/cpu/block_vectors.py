@@ -1,8 +1,9 @@
 """Vector code for weights in blocks: a group of 32 columns at a time, dequantised in registers.
 
-A group of a panel of 64 rows is, one after the other: 64 scales, float16 or float32, 64 offsets or zeros where there
-are any, float16, and codes. Those of eight bits lie column by column. Those of four lie eight columns together: of rows
-0 to 15 a 32-bit word each, the first column in its lowest bits, then of rows 16 to 31 and so on. A weight is one fused
+A group of a panel of 64 rows is, one after the other: 64 scales, float16 or float32, as many offsets or zeros where
+there are any, as wide as the scales, and codes; of halves with scales of their own first the scales of both, then the
+offsets of both. Codes of eight bits lie column by column. Those of four lie eight columns together: of rows 0 to 15 a
+32-bit word each, the first column in its lowest bits, then of rows 16 to 31 and so on. A weight is one fused
 multiplication and addition of its code, which rounds nothing but an offset's sum and a float32 scale's product, so that
 products have the bits of those with float32 weights. An E4M3's bits, moved, are those of a float16 that is smaller by
 2^8: its scales are stored as much larger.
@@ -28,9 +29,13 @@ __all__ = [
     "GROUP",
     "INT4",
     "INT4_OFFSETS",
+    "INT4_WIDE_OFFSETS",
     "INT4_ZEROS",
     "INT8",
+    "INT8_SIXTEENS",
+    "INT8_SIXTEENS_OFFSETS",
     "INT8_WIDE",
+    "INT8_WIDE_OFFSETS",
     "PANEL",
     "block_bytes",
     "block_product",
@@ -45,16 +50,19 @@ FP8_FACTOR = 2.0**8
 # For compiled code's arguments `like`, as those of `dtypes`: what a panel's blocks are, told apart by these dtypes.
 INT8, INT4, INT4_OFFSETS = np.empty(0, np.int8), np.empty(0, np.uint8), np.empty(0, np.uint16)
 INT4_ZEROS, INT8_WIDE, FP8 = np.empty(0, np.int16), np.empty(0, np.int32), np.empty(0, np.uint32)
+INT4_WIDE_OFFSETS, INT8_WIDE_OFFSETS = np.empty(0, np.int64), np.empty(0, np.uint64)
+INT8_SIXTEENS, INT8_SIXTEENS_OFFSETS = np.empty(0, np.float64), np.empty(0, np.complex64)
 
 
 class _Blocks(NamedTuple):
     codes: Literal["int8", "fp8", "int4"]
     scale_bytes: int = 2
-    second: Literal["offsets", "zeros"] | None = None  # beside the scales
+    second: Literal["offsets", "zeros"] | None = None  # beside the scales, as wide as they are
+    halves: int = 1  # of a group, with scales of their own
 
     @property
     def before_codes(self) -> int:
-        return PANEL * (self.scale_bytes + (2 if self.second else 0))
+        return PANEL * self.scale_bytes * self.halves * (2 if self.second else 1)
 
 
 _BLOCKS = {
@@ -64,6 +72,10 @@ _BLOCKS = {
     "int16": _Blocks("int4", second="zeros"),
     "int32": _Blocks("int8", scale_bytes=4),
     "uint32": _Blocks("fp8", scale_bytes=4),
+    "int64": _Blocks("int4", scale_bytes=4, second="offsets"),
+    "uint64": _Blocks("int8", scale_bytes=4, second="offsets"),
+    "float64": _Blocks("int8", scale_bytes=4, halves=2),
+    "complex64": _Blocks("int8", scale_bytes=4, second="offsets", halves=2),
 }
 _AHEAD = 12  # groups that are asked for before they are read: some 15 KB
 _WORD, _FLOAT = ir.IntType(32), ir.FloatType()
@@ -151,29 +163,52 @@ def _each_column(
 ) -> None:
     """`use` with each column's number and its weights, for 16 x vectors rows from `first` on; eight columns a round."""
     blocks = _BLOCKS[str(kind)]
-    load_scales = _half_floats if blocks.scale_bytes == 2 else _floats
-    scales = [load_scales(builder, block, first, j) for j in range(vectors)]
-    codes = builder.add(block, block.type(blocks.before_codes))
+    for half in range(blocks.halves):
+        _each_column_of_half(builder, block, first, vectors, blocks, half, use)
+
+
+def _each_column_of_half(
+    builder: ir.IRBuilder,
+    block: ir.Value,
+    first: ir.Value,
+    vectors: int,
+    blocks: _Blocks,
+    half: int,
+    use: Callable[[ir.Value, list[ir.Value]], None],
+) -> None:
+    """`_each_column` of the columns that share scales: half of the group, or all of it."""
+    load = _half_floats if blocks.scale_bytes == 2 else _floats
+    run = PANEL * blocks.scale_bytes  # bytes of one scale of each row
+    at = builder.add(block, block.type(run * half))
+    scales = [load(builder, at, first, j) for j in range(vectors)]
+    codes, offsets = builder.add(block, block.type(blocks.before_codes)), None
     if blocks.second is not None:
-        at = builder.add(block, block.type(PANEL * blocks.scale_bytes))
-        offsets = [_half_floats(builder, at, first, j) for j in range(vectors)]
+        at = builder.add(block, block.type(run * (blocks.halves + half)))
+        offsets = [load(builder, at, first, j) for j in range(vectors)]
         if blocks.second == "zeros":
             zeros = zip(scales, offsets, strict=True)
             offsets = [builder.fmul(scale, builder.fneg(zero)) for scale, zero in zeros]
-    else:
+    elif blocks.codes == "int4":
         least = ir.Constant(_FLOATS, [-float(MID)] * LANES)
         offsets = [builder.fmul(scale, least) for scale in scales]
-    low, number = ir.Constant(_WORDS, [15] * LANES), first.type
-    with cgutils.for_range_slice(builder, number(0), number(GROUP), number(8)) as (eight, _):
+
+    def weights(numbers: list[ir.Value]) -> list[ir.Value]:
+        if offsets is None:
+            return [builder.fmul(part, scale) for part, scale in zip(numbers, scales, strict=True)]
+        parts = zip(numbers, scales, offsets, strict=True)
+        return [fuse(builder, part, scale, offset) for part, scale, offset in parts]
+
+    low, number, columns = ir.Constant(_WORDS, [15] * LANES), first.type, GROUP // blocks.halves
+    begin, end = number(columns * half), number(columns * (half + 1))
+    with cgutils.for_range_slice(builder, begin, end, number(8)) as (eight, _):
         if blocks.codes != "int4":
+            widen = widen_whole if blocks.codes == "int8" else widen_e4m3
             for k in range(8):
                 column = builder.add(eight, number(k))
                 row = builder.add(codes, builder.add(first, builder.mul(column, number(PANEL))))
                 places = [builder.add(row, row.type(LANES * j)) for j in range(vectors)]
                 found = [builder.load(builder.inttoptr(at, _BYTES.as_pointer()), align=1) for at in places]
-                widen = widen_whole if blocks.codes == "int8" else widen_e4m3
-                wide = [widen(builder, part) for part in found]
-                use(column, [builder.fmul(part, scale) for part, scale in zip(wide, scales, strict=True)])
+                use(column, weights([widen(builder, part) for part in found]))
             return
         row = builder.add(builder.mul(first, number(4)), builder.mul(eight, number(PANEL // 2)))
         places = [builder.add(builder.add(codes, row), row.type(4 * LANES * j)) for j in range(vectors)]
@@ -181,9 +216,7 @@ def _each_column(
         for k in range(8):
             shift = ir.Constant(_WORDS, [4 * k] * LANES)
             found = [builder.sitofp(builder.and_(builder.lshr(word, shift), low), _FLOATS) for word in words]
-            parts = zip(found, scales, offsets, strict=True)
-            weights = [fuse(builder, part, scale, offset) for part, scale, offset in parts]
-            use(builder.add(eight, number(k)), weights)
+            use(builder.add(eight, number(k)), weights(found))
 
 
 def _ask(

@@ -18,18 +18,20 @@ from safetensors.numpy import load_file, save_file
 
 from engine.bench.__main__ import main
 from engine.bench.bench_model import FIRST_WORD_ID, VOCAB_SIZE, next_words
+from engine.bench.comparison import Comparison, ComparisonPlan
 from engine.bench.drafters import made_drafter
 from engine.bench.figures import Figures, RequestTiming, figures_of, percentile
 from engine.bench.http_load import IncompleteAnswerError, run_http_load
 from engine.bench.neighbour import busy_loop
 from engine.bench.report import ReportRow, render
 from engine.bench.roofline import MachineRates, roofline_tokens_per_s
-from engine.bench.servers import Server, ServerError, running, vllm_server
+from engine.bench.servers import Server, ServerError, llama_server, ours_and_peers, running, vllm_server
 from engine.bench.speculation import TEXTS
 from engine.bench.transformers_methods import answer_continuous, answer_static
 from engine.bench.transformers_peer import METHODS, PeerError, run_transformers
 from engine.bench.workload import PREFIX_TOKENS, BenchRequest, make_workload
 from engine.core.ngram import find_draft
+from engine.gguf.header import read_gguf
 from engine.model.directory import open_model
 from engine.model.make import make_model
 
@@ -78,6 +80,51 @@ def test_texts_hold_as_much_of_their_answers_as_they_say() -> None:
     assert shares["seems to repeat it"][0] > 90
     assert shares["seems to repeat it"][1] < 5
     assert shares["does not"][0] < 5
+
+
+@pytest.fixture
+def llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program in its place that says its version, and no vLLM."""
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho version: 7\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("LLAMA_SERVER", str(program))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VLLM", raising=False)
+    return str(program)
+
+
+def test_llama_cpp_is_measured_with_blocks_of_as_many_bits_as_ours(tmp_path: Path, llama_cpp: str) -> None:
+    model = make_model(tmp_path / "small")
+    plan = ComparisonPlan(
+        model=model,
+        requests=make_workload(1),
+        concurrencies=(1,),
+        dtypes=("bfloat16",),
+        peers=("vllm", "llama.cpp"),
+        quantizations=("int8", "w8a8", "int4"),
+        num_threads=1,
+        limit_s=1.0,
+    )
+    comparison = Comparison(plan, lambda line: None)
+    ours = ["fleetctl", "fleetctl int8", "fleetctl w8a8", "fleetctl int4"]
+    assert comparison.entrants() == [*ours, "llama.cpp", "llama.cpp Q8_0", "llama.cpp Q4_0"]
+    assert [why.partition(":")[0] for why in comparison.left_out] == ["vLLM"]
+    server = llama_server(model, "Q4_0", 1)
+    assert isinstance(server, Server)
+    assert server.command[:3] == (llama_cpp, "-m", str(model / "Q4_0.gguf"))
+    kinds = {name: tensor.type for name, tensor in read_gguf(model / "Q4_0.gguf").tensors.items()}
+    assert {kinds["blk.0.ffn_up.weight"], kinds["blk.0.ffn_down.weight"]} == {"Q4_0", "F16"}
+
+
+def test_a_long_prompt_is_measured_beside_every_server_that_is_installed(tmp_path: Path, llama_cpp: str) -> None:
+    said: list[str] = []
+    options = ("--no-enable-prefix-caching",)
+    small = make_model(tmp_path / "small")
+    servers = ours_and_peers(small, "bfloat16", 1, said.append, peers=("vllm", "llama.cpp"), options=options)
+    assert [server.name for server in servers] == ["fleetctl", "llama.cpp"]
+    assert [options[0] in server.command for server in servers] == [True, False]
+    assert said[0].startswith("left out: vLLM: no `vllm` on PATH")
 
 
 def test_figures_are_those_of_the_answers() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.block_weight import BlockWeight, GroupKind, Kind, quantised
+from kernels.block_weight import SIXTEENS, BlockWeight, GroupKind, Kind, empty_blocks, quantised
 from kernels.cpu.block_matrix import DIRECT_ROWS, BlockMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.linear import pack, pack_blocks
@@ -37,12 +37,15 @@ def _blocks(kind: Kind, rows: int, width: int) -> BlockWeight:
         codes += torch.randint(0, 2, (rows, width), generator=random, dtype=torch.uint8) * 128
     else:
         codes = torch.randint(0, 16, (rows, width), generator=random, dtype=torch.uint8)
-    scales, offsets = (torch.randn(rows, width // 32, generator=random).mul(0.05).half() for _ in range(2))
-    if kind in ("fp8", "int8 with wide scales"):
-        scales = torch.randn(rows, width // 32, generator=random) * 0.05
+    size = 16 if kind in SIXTEENS else 32
+    scales, offsets = (torch.randn(rows, width // size, generator=random).mul(0.05).half() for _ in range(2))
+    if kind in ("fp8", "int8 with wide scales", "int8 by sixteens"):
+        scales = torch.randn(rows, width // size, generator=random) * 0.05
     if kind == "int4 with zeros":
         offsets = torch.randint(0, 17, offsets.shape, generator=random).half()
-    return BlockWeight(kind, codes, scales, offsets if "int4 with" in kind else None)
+    if "wide offsets" in kind:  # a K-quant's scale has 17 digits, and its product with a code is exact
+        scales, offsets = scales.float() * 3, torch.randn(offsets.shape, generator=random) * 0.05
+    return BlockWeight(kind, codes, scales, offsets if "offsets" in kind or "zeros" in kind else None)
 
 
 @KINDS
@@ -79,6 +82,16 @@ def test_bfloat16_is_rounded_once(kind: Kind) -> None:
     weight, x = _blocks(kind, 70, 96), torch.randn(9, 96).bfloat16()
     wide = BlockMatrix(weight, torch.float32)(x.float())
     assert torch.equal(BlockMatrix(weight, torch.bfloat16)(x), wide.bfloat16())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(GroupKind) if kind != "fp8" and "zeros" not in kind])
+def test_every_kind_of_whole_numbers_is_one_by_sixteens_too(kind: Kind) -> None:
+    weight = _blocks(kind, 70, 96)
+    found = weight.by_sixteens()
+    assert torch.equal(found.dequantised(), weight.dequantised())
+    place = empty_blocks(70, 96, found.kind)
+    place.copy_(found)
+    assert torch.equal(place.dequantised(), found.dequantised())
 
 
 @pytest.mark.parametrize(("kind", "of_gguf"), [("int8", "Q8_0"), ("int4", "Q4_0")])

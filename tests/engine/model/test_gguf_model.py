@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -12,10 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
+from structlog.testing import capture_logs
 
 from engine.__main__ import main
 from engine.model.directory import BadModelError, open_model
+from engine.model.gguf_tensors import GgufTensors
 from engine.model.make import make_model
+from engine.model.weights import DenseWeights, ExpertWeights, load_weights
+from kernels.block_weight import BlockWeight
+from kernels.cpu.block_matrix import BlockMatrix
+from kernels.cpu.expert_matrices import ExpertMatrices
 from tests.engine.model.test_model_logits import FAMILIES, Paged, _make, _prompt
 from tests.fixtures.gguf_model import Type, write_dequantised, write_gguf
 
@@ -84,6 +92,60 @@ def test_experts_of_qwen3_are_found_in_the_tensors_of_all(tmp_path: Path) -> Non
         del FAMILIES["qwen3 moe, all layers"]
     found = _logits(write_gguf(tmp_path / "plain", tmp_path / "model.gguf"))
     assert torch.equal(found, _logits(tmp_path / "plain"))
+
+
+def _dequantised(source: Path, file: Path, target: Path) -> Path:
+    """The file's numbers as a directory in float32."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    tensors = GgufTensors(file)
+    numbers = {name: tensors.get_tensor(name).float().contiguous() for name in open_model(file).files}
+    save_file(numbers, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_matrices_of_several_types_are_one_of_a_kind_that_holds_all(wide: Path, tmp_path: Path) -> None:
+    """As in files called Q4_K_M: values and the last product of a layer have more bits than the rest."""
+    others = {"attn_v": Type.Q6_K, "ffn_down": Type.Q6_K, "ffn_up": Type.Q5_0, "token_embd": Type.Q6_K}
+    file = write_gguf(wide, tmp_path / "model.gguf", Type.Q4_K, others=others)
+    weights = load_weights(open_model(file), dtype=torch.float32, device="cpu")
+    layer = weights.layers[0]
+    assert isinstance(layer.mlp, DenseWeights)
+    matrices = {"qkv": layer.qkv, "output": layer.output, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
+    assert {name: matrix.kind for name, matrix in matrices.items() if isinstance(matrix, BlockWeight)} == {
+        "qkv": "int8 by sixteens with wide offsets",
+        "output": "int4 with wide offsets",
+        "gate_up": "int8 by sixteens with wide offsets",
+        "down": "int8 by sixteens",
+    }
+    assert torch.equal(_logits(file), _logits(_dequantised(wide, file, tmp_path / "plain")))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])
+def test_experts_are_computed_from_their_blocks(tmp_path: Path, kind: str) -> None:
+    name, extra = FAMILIES["mixtral"]
+    FAMILIES["wide mixtral"] = (name, {**extra, "hidden_size": 256, "intermediate_size": 256})
+    try:
+        _make(tmp_path / "source", "wide mixtral")
+    finally:
+        del FAMILIES["wide mixtral"]
+    file = write_gguf(tmp_path / "source", tmp_path / "model.gguf", Type[kind])
+    weights = load_weights(open_model(file), dtype=torch.float32, device="cpu")
+    weights.pack()
+    mlp = weights.layers[0].mlp
+    assert isinstance(mlp, ExpertWeights)
+    assert isinstance(mlp.gate_up, ExpertMatrices)
+    assert all(isinstance(matrix, BlockMatrix) for matrix in mlp.gate_up.matrices)
+    assert torch.equal(_logits(file), _logits(_dequantised(tmp_path / "source", file, tmp_path / "plain")))
+
+
+def test_a_start_says_which_blocks_were_kept(wide: Path, tmp_path: Path) -> None:
+    file = write_gguf(wide, tmp_path / "model.gguf", Type.Q4_K, others={"ffn_down": Type.Q2_K})
+    with capture_logs() as said:
+        load_weights(open_model(file), dtype=torch.float32, device="cpu")
+    (line,) = [entry for entry in said if entry["event"] == "weights.quantised"]
+    assert line["scheme"] == "gguf"
+    assert set(line["kept_bytes"]) == {"int4 with wide offsets"}
+    assert line["expanded_bytes"] == 2 * 256 * 512 * 4 + 96 * 256 * 4  # of two layers, and the embedding's rows
 
 
 def test_a_directory_that_holds_one_is_as_good_as_the_file(wide: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_alone_and_in_a_batch_a_sequence_has_the_same_bits(
 
 
 def test_blocks_of_a_file_are_computed_as_they_lie(wide: Path, tmp_path: Path) -> None:  # noqa: F811
-    for kind in ("Q8_0", "Q4_0", "Q4_1"):
+    for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
         model = open_model(write_gguf(wide, tmp_path / f"{kind}.gguf", Type[kind]))
         weights = load_weights(model, dtype=torch.float32, device="cpu")
         weights.pack()
@@ -78,5 +78,5 @@ def test_blocks_of_a_file_are_computed_as_they_lie(wide: Path, tmp_path: Path) -
 def test_float16_has_no_such_kernels_and_is_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "small")
     config = CoreConfig(model_dir=str(model), dtype="float16", quantization="int4", num_kv_blocks=8)
-    with pytest.raises(ValueError, match="--quantization int4: its kernels are a CPU's, in float32 and bfloat16"):
+    with pytest.raises(ValueError, match="--quantization int4: on a CPU its kernels are for float32 and bfloat16"):
         load_runner(config, lambda phase, done: None)
