@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleetctl.tui.noun import LOOKING, NOUNS
 from fleetctl.tui.order import SIMPLE, verb_of
+from fleetctl.tui.shell import ELSEWHERE
 from runbooks.target import TargetKind
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
@@ -46,7 +47,7 @@ def _offered(words: list[str], names: Names) -> list[str]:
             "describe",
             *(name.split()[0] for name in VERBS),
             "replace",
-            *(one.split()[0] for one in names.commands),
+            *(one.split()[0] for one in names.commands if one not in ELSEWHERE),
             *(one for one in SIMPLE if len(one) > 1),
         ]
     if words in (["get"], ["describe"], ["explain"]):

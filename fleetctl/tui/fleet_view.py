@@ -121,7 +121,7 @@ def _number(
 
 
 FLEET_COLUMNS: tuple[Column[NodeRow], ...] = (
-    Column("node", 8, _named, lambda row: row.node.name, grows=True),
+    Column("node", 8, _named, lambda row: row.node.name, grows=True, most=40),
     Column("state", 13, _state, lambda row: row.node.phase.value),
     _number("run", 4, lambda node: node.running, whole),
     _number("seats", 5, lambda node: node.seats, whole, 100),

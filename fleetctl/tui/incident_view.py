@@ -190,14 +190,19 @@ def _told(incident: Incident) -> list[tuple[Cell, Cell]]:
         text = f"{name} {clock_time(one.ended_at or one.created_at)}, {one.kind}: {one.state.value}"
         match one.state:
             case NotificationState.FAILED:
-                text, tone = f"{text}: {one.why}", Tone.BAD
+                text, tone = f"{text}: {_why(one)}", Tone.BAD
             case NotificationState.WAITING | NotificationState.HELD:
-                why = one.held_by.replace("_", " ") or one.why
+                why = one.held_by.replace("_", " ") or _why(one)
                 text, tone = f"{text}{f': {why}' if why else ''}", Tone.WARN
             case _:
                 tone = Tone.PLAIN
         rows.append((Cell("told", Tone.DIM), Cell(text, tone)))
     return rows
+
+
+def _why(one: Notification) -> str:
+    """What went wrong, without the name that stands before it."""
+    return one.why.removeprefix(f"receiver {one.receiver}: ")
 
 
 def _ask(run: Run, now: float, *, may_decide: bool) -> StorySection:

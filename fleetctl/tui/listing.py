@@ -25,6 +25,7 @@ class Column(Generic[T]):
     right: bool = False
     from_width: int = 0  # shown in tables that are at least this wide
     grows: bool = False  # takes the room that is left
+    most: int | None = None  # so wide at most, though there is room: numbers stay near what they are of
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class LiveTable(Redrawn, ScrollView, can_focus=True):
         growing = [column for column in columns if column.grows]
         free = max(0, self.size.width - sum(column.width + GAP for column in columns) - 1)
         share = free // len(growing) if growing else 0
-        widths = [(column, column.width + (share if column.grows else 0)) for column in columns]
+        widths = [(column, _width(column, share)) for column in columns]
         changed = widths != self._widths
         self._widths = widths
         if changed:
@@ -260,3 +260,9 @@ def _strip(cells: Sequence[tuple[Cell, int]], base: Style, gap: int) -> Strip:
         segments.append(Segment(" " * gap, base))
         length += width + gap
     return Strip(segments)
+
+
+def _width(column: Column[Any], share: int) -> int:
+    """Of one that grows: with its share of the room that is left."""
+    width = column.width + (share if column.grows else 0)
+    return width if column.most is None else min(width, column.most)

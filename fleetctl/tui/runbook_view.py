@@ -75,5 +75,5 @@ def _notes(run: Run) -> Iterator[Cell]:
 def page_head(page: RunbookInfo | None) -> Cell:
     """What the page's front matter says, in a line."""
     if page is None:
-        return Cell("No page is shown.  :runbook NAME opens one", Tone.DIM)
+        return Cell("No page is shown.  :runbook list names them, :runbook NAME opens one", Tone.DIM)
     return Cell(f"Page {page.name}, risk {page.risk}, for {', '.join(page.causes) or 'no cause'}", Tone.STRONG)

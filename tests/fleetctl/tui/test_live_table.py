@@ -98,3 +98,15 @@ async def test_a_click_chooses_a_line_and_a_second_one_opens_it() -> None:
         assert app.opened[-1:] == ["2"]
         await pilot.click("#table", offset=(2, 12))
         assert app.table.selected_key == "2"
+
+
+async def test_a_name_gets_no_wider_than_it_says_so_that_its_numbers_stay_near() -> None:
+    app = Shown()
+    app.table = LiveTable(
+        (Column("number", 8, app.write, grows=True, most=12), Column("next", 4, app.write)), id="table"
+    )
+    async with app.run_test(size=(200, 10)) as pilot:
+        app.table.show(lines(7))
+        await pilot.pause()
+        told = "".join(segment.text for segment in app.table.render_line(1))
+    assert told.index("7", told.index("7") + 1) < 20
