@@ -1,4 +1,4 @@
-"""How far a model's answers are from another's, token by token over a text: perplexity, agreement and KL divergence.
+"""How far a model's answers are from another's: perplexity, agreement and KL divergence over a text, tasks it solves.
 
 Both read the same windows of the text, and each position's distributions are compared: a model that was rounded against
 the one it was rounded from, say. A rollout can be held to the numbers (`QualityLimits`).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from engine.model.batch import make_batch
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
+from engine.model.golden_tasks import GoldenTask, TaskScores, solved
 from engine.model.sequence import Sequence as SequenceState
 from engine.model.weights import Quantization, load_weights
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled
@@ -49,6 +51,7 @@ class Quality:
     agreement: float  # share of positions where both would say the same token
     mean_kl: float
     p99_kl: float
+    tasks: TaskScores | None = None  # None: none were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class QualityLimits:
 
     max_kl: float | None = None  # of the mean
     min_agreement: float | None = None
+    min_tasks_kept: float | None = None  # share of the tasks that the reference solves
 
     def broken(self, found: Quality) -> list[str]:
         """One line for each limit that was passed. What is not a number has passed every one."""
@@ -65,6 +69,14 @@ class QualityLimits:
             lines.append(f"mean KL {found.mean_kl:.4g} is above --max-kl {self.max_kl:g}")
         if self.min_agreement is not None and not found.agreement >= self.min_agreement:
             lines.append(f"agreement {found.agreement:.4g} is below --min-agreement {self.min_agreement:g}")
+        if self.min_tasks_kept is not None:
+            kept = None if found.tasks is None else found.tasks.kept_ratio
+            if kept is None:
+                lines.append(
+                    "of no task is known that the reference solves it: nothing to hold --min-tasks-kept against"
+                )
+            elif not kept >= self.min_tasks_kept:
+                lines.append(f"{kept:.4g} of the solved tasks is below --min-tasks-kept {self.min_tasks_kept:g}")
         return lines
 
 
@@ -74,13 +86,17 @@ def compare(
     text: str,
     *,
     max_tokens: int,
+    tasks: Sequence[GoldenTask] = (),
     progress: Progress = lambda phase, done: None,
 ) -> Quality:
-    """Reads up to so many tokens of the text with both models. Raises BadModelError, BadTokenizerError.
+    """Reads up to so many tokens of the text with both models, and gives both the tasks.
+
+    Raises BadModelError, BadTokenizerError, BadTasksError.
 
     Takes the memory of both, and of a window's logits.
     """
-    tokens = load_tokenizer(reference.path).encode(text, add_special_tokens=False)[:max_tokens]
+    tokenizer = load_tokenizer(reference.path)
+    tokens = tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
     if load_tokenizer(candidate.path).encode(text, add_special_tokens=False)[:max_tokens] != tokens:
         raise BadModelError(
             candidate.path, f"has another tokenizer than {reference.path}", "compare models of one kind"
@@ -107,7 +123,16 @@ def compare(
         agreement=float(same.double().mean()),
         mean_kl=float(kl.mean()),
         p99_kl=float(kl.quantile(0.99)),
+        tasks=_scores(tasks, partial(tokenizer.encode, add_special_tokens=False), *models) if tasks else None,
     )
+
+
+def _scores(
+    tasks: Sequence[GoldenTask], encode: Callable[[str], Sequence[int]], candidate: _Model, reference: _Model
+) -> TaskScores:
+    own, wanted = (solved(tasks, encode, model.logits, max_tokens=WINDOW) for model in (candidate, reference))
+    kept = sum(both == (True, True) for both in zip(own, wanted, strict=True))
+    return TaskScores(len(tasks), sum(own), sum(wanted), kept)
 
 
 def _windows(tokens: Sequence[int]) -> Iterator[tuple[tuple[int, ...], float]]:
