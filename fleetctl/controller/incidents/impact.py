@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import began_at
 from diagnostics.record import Fate, Impact, IncidentRecord
@@ -24,7 +27,45 @@ LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window
 
 READ = (REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE)
 
+PART_SERIES = 50  # of a large fleet, before somebody else has a turn: 10 ms
+
 Points = Sequence[tuple[float, float]]
+
+
+class Dumped(Protocol):
+    """Series with their points, as `SeriesStore.dump` tells them."""
+
+    def dump(
+        self, since: float, until: float, *, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What was dumped before."""
+
+    rows: Sequence[tuple[dict[str, str], list[tuple[float, float]]]]
+
+    def dump(
+        self, since: float, until: float, *, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """All of it."""
+        return iter(self.rows)
+
+
+async def impact_in_parts(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
+    """As `impact_of`, read in parts: of 1,000 nodes it takes seconds, in which the loop judges nothing."""
+
+    def wanted(labels: LabelSet) -> bool:
+        told = labels.as_dict()
+        return told.get("__name__") != STARTED or told.get("job") == GATEWAY_JOB
+
+    rows = []
+    for row in store.dump(since, until, names=READ, wanted=wanted):
+        rows.append(row)
+        if len(rows) % PART_SERIES == 0:
+            await asyncio.sleep(0)
+    return impact_of(record, _Rows(rows), since, until)
 
 
 @dataclass(slots=True)
@@ -96,7 +137,7 @@ class _Tally:
         return ""
 
 
-def impact_of(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
+def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float) -> Impact:
     """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
     at the end."""
     tally = _Tally(min(began_at(record), record.opened_at), record.scope)

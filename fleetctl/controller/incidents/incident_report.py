@@ -24,7 +24,7 @@ from diagnostics.postmortem_html import render_html
 from diagnostics.record import Impact, IncidentRecord
 from diagnostics.redaction import redacted_tree
 from fleetctl.controller.content.store import ContentStore
-from fleetctl.controller.incidents.impact import impact_of
+from fleetctl.controller.incidents.impact import impact_in_parts
 from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.incidents.views import record_of
@@ -94,7 +94,8 @@ class IncidentReports:
         record = await self._record_of(incident, now, last_words)
         since = min(began_at(record), incident.opened_at) - self._limits.blackbox_lead_s
         series = self._drawn_series(record, since, now)
-        return IncidentReport(record, impact_of(record, self._store, since, now), series, since, now)
+        impact = await impact_in_parts(record, self._store, since, now)
+        return IncidentReport(record, impact, series, since, now)
 
     async def report_of(self, stored: StoredIncident) -> IncidentReport:
         """Of an incident as it is stored: while it is open of what is known now, else of its black box. Raises

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,17 @@ log = structlog.get_logger()
 
 MAX_TRIED = 20  # messages to one receiver in one turn
 MAX_IMPACTS = 5  # in one turn: each reads the series
-IMPACT_FOR_S, MAX_KNOWN_IMPACTS = 5.0, 100
+IMPACT_FOR_S, IMPACT_SHARE, MAX_KNOWN_IMPACTS = 5.0, 0.05, 100  # of a core
 TOO_MANY = "not looked at: too much happens at once"
 _S = NotificationState
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownImpact:
+    """What users felt of one incident, and until when nobody looks again."""
+
+    words: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ class IncidentSource:
     runs_of: Callable[[str], Awaitable[tuple[Run, ...]]]
     places_of: Callable[[str], Mapping[str, str]]  # of a node
     impact: Callable[[Incident, tuple[Run, ...]], str]  # in words
+    impact_in_parts: Callable[[Incident, tuple[Run, ...]], Awaitable[str]]  # the same, and others have their turn
     by_hand: Callable[[Incident, tuple[Run, ...]], str]  # "" where something can be proposed
 
 
@@ -100,7 +110,7 @@ class Notifications:
         self._gone: set[str] = set()
         self._failing: dict[str, str] = {}  # receiver to why
         self._delivered_at: dict[str, float] = {}
-        self._impacts: dict[str, tuple[float, str]] = {}  # of an incident: when it was looked at, and the words
+        self._impacts: dict[str, _KnownImpact] = {}  # by incident
         records.timeline.listen(self._hear)
         for row in self._rows.values():
             self._note_outcome(row)
@@ -236,17 +246,21 @@ class Notifications:
         return dashboard_link(self._links, incident.scope, since, incident.resolved_at)
 
     async def impact_of(self, incident: Incident) -> str:
-        """What users felt of an open incident so far, in words; "" of one that is over. The series are read for it, so
-        whoever asks over and over is told the same for some seconds."""
+        """What users felt of an open incident so far, in words; "" of one that is over. The series are read for it:
+        whoever asks over and over is told the same for a while, longer where reading takes long."""
         if incident.resolved_at is not None:
             return ""
         now = self._clock.now()
-        at, words = self._impacts.get(incident.id, (-IMPACT_FOR_S, ""))
-        if not 0.0 <= now - at < IMPACT_FOR_S:
-            words = self._source.impact(incident, await self._source.runs_of(incident.id))
-            if len(self._impacts) >= MAX_KNOWN_IMPACTS:
-                self._impacts.clear()
-            self._impacts[incident.id] = (now, words)
+        known = self._impacts.get(incident.id)
+        if known is not None and now < known.until:
+            return known.words
+        runs = await self._source.runs_of(incident.id)
+        begun_s = time.thread_time()
+        words = await self._source.impact_in_parts(incident, runs)
+        took_s = time.thread_time() - begun_s
+        if len(self._impacts) >= MAX_KNOWN_IMPACTS:
+            self._impacts.clear()
+        self._impacts[incident.id] = _KnownImpact(words, now + max(IMPACT_FOR_S, took_s / IMPACT_SHARE))
         return words
 
     def _receiver_view(self, receiver: ReceiverSettings, now: float) -> wire.Receiver:

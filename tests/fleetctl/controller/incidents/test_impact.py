@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import PostmortemInput, render
 from diagnostics.record import AlertRecord, IncidentRecord
-from fleetctl.controller.incidents.impact import impact_of, increase
+from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, increase
 
 OPENED = 1000.0
 INCIDENT = IncidentRecord(id="inc-1", title="t", status="resolved", opened_at=OPENED)
@@ -125,3 +126,26 @@ def test_what_found_no_gateway_is_in_no_count_and_the_page_says_so(gateways: int
     page = render(PostmortemInput(INCIDENT, 2000.0, impact))
     assert f"| lost | 2{', and ' + told if told else ''} |" in page
     assert ("found no gateway in the 20 s when none answered" in page) == bool(told)
+
+
+@pytest.mark.anyio
+async def test_read_in_parts_it_comes_to_the_same_and_others_have_their_turn() -> None:
+    store = make_store(watched_before=True)
+    for node in range(200):
+        for at in range(0, 120, 10):
+            labels = {"__name__": "llm:ttft_seconds:p99", "node": f"node-{node}", "pool": "default"}
+            store.append(labels, OPENED + at, 0.1 + at / 1000)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    found = await impact_in_parts(INCIDENT, store, 0, 2000)
+    beside.cancel()
+    assert found == impact_of(INCIDENT, store, 0, 2000)
+    assert found.p99_ttft_worst_s is not None
+    assert turns >= 4
