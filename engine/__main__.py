@@ -160,12 +160,14 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _quality(args: argparse.Namespace) -> int:
+    from engine.log import events_on_stderr
     from engine.model.directory import BadModelError
     from engine.quality_command import quality
     from engine.text.tokenizer import BadTokenizerError
 
     try:
-        return quality(args)
+        with events_on_stderr():
+            return quality(args)
     except (BadConfigError, BadModelError, BadTokenizerError) as exc:
         return _say(exc, EXIT_BAD_INPUT)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO, cast
 
 import structlog
@@ -32,6 +34,17 @@ def _console_renderer() -> structlog.dev.ConsoleRenderer:
         pad_level=False,
         exception_formatter=structlog.dev.plain_traceback,
     )
+
+
+@contextmanager
+def events_on_stderr() -> Iterator[None]:
+    """For a command that prints data on stdout; before and after it events go where they went."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=sys.stderr))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def configure_logging(*, level: str = "INFO", pretty: bool | None = None, **bound: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -40,9 +40,16 @@ _WITH_OFFSETS = ("int4 with offsets", "int4 with zeros", *_WIDE_OFFSETS)
 _WITH_WIDE_SCALES = ("int8 with wide scales", "fp8", *_WIDE_OFFSETS, *SIXTEENS)
 
 
+class BlockLayout(NamedTuple):
+    """What blocks a matrix is kept in. `has_order`: its columns lie in an order of their own (act-order)."""
+
+    kind: Kind
+    has_order: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """`[rows, width]` in blocks along the rows; all parts have the rows, so that it is cut as a tensor is."""
+    """`[rows, width]` in blocks along the rows; all parts but the order have the rows, so it is cut as a tensor is."""
 
     kind: Kind
     codes: Tensor  # [rows, width], int8, or uint8: an E4M3's bits, or 0 to 15 ("int4": 8 is subtracted from them)
@@ -51,6 +58,7 @@ class BlockWeight:
     scales: Tensor
     offsets: Tensor | None = None  # as the scales; or whole numbers, zeros, that are subtracted from the codes
     inputs: Tensor | None = None  # "w8a8 static": [rows, 2], float32, scale and zero of what the row is multiplied with
+    order: Tensor | None = None  # [width], int64: which column of the matrix each column of codes is; None: the same
 
     @property
     def shape(self) -> torch.Size:
@@ -61,7 +69,8 @@ class BlockWeight:
     def num_bytes(self) -> int:
         """Of what is kept: codes of four bits lie two in a byte in the end."""
         codes = self.codes.nbytes // (2 if self.kind.startswith("int4") else 1)
-        return codes + self.scales.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
+        beside = (part.nbytes for part in (self.scales, self.offsets, self.order) if part is not None)
+        return codes + sum(beside)
 
     @property
     def is_byte_kind(self) -> bool:
@@ -93,7 +102,8 @@ class BlockWeight:
         elif self.kind == "int4 with zeros":
             codes, offsets = codes - offsets, None
         found = codes * self.scales.float()[..., None]
-        return (found if offsets is None else found + offsets).flatten(1)
+        found = (found if offsets is None else found + offsets).flatten(1)
+        return found if self.order is None else found[:, self.order.argsort()]
 
     def by_sixteens(self) -> BlockWeight:
         """The same numbers as the kind that takes in all of whole numbers: "int8 by sixteens with wide offsets"."""
@@ -104,7 +114,7 @@ class BlockWeight:
             codes = codes - INT4_MID
         elif self.offsets is not None:
             offsets = self.offsets.float().repeat_interleave(2 // times, dim=1)
-        return BlockWeight("int8 by sixteens with wide offsets", codes, scales, offsets)
+        return BlockWeight("int8 by sixteens with wide offsets", codes, scales, offsets, order=self.order)
 
     def split(self, sizes: int | Sequence[int]) -> list[BlockWeight]:
         """Runs of rows, views of this one."""
@@ -112,7 +122,9 @@ class BlockWeight:
         return [replace(self, **dict(zip(self._parts(), part, strict=True))) for part in parts]
 
     def copy_(self, other: BlockWeight) -> None:
-        """Takes over another's numbers."""
+        """Takes over another's numbers; of parts of one matrix all have the same order."""
+        if self.order is not None and other.order is not None:
+            self.order.copy_(other.order)
         for name in self._parts():
             getattr(self, name).copy_(getattr(other, name))
 
@@ -121,18 +133,22 @@ class BlockWeight:
         return replace(self, **{name: getattr(self, name)[order] for name in self._parts()})
 
     def _parts(self) -> list[str]:
-        return [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
+        return [f.name for f in fields(self) if f.name != "order" and isinstance(getattr(self, f.name), Tensor)]
 
 
-def empty_blocks(rows: int, width: int, kind: Kind) -> BlockWeight:
+def empty_blocks(rows: int, width: int, kind: Kind, *, has_order: bool = False) -> BlockWeight:
     """Memory for so many weights; `width` is a multiple of 32."""
+    order = torch.arange(width) if has_order else None
     if kind in get_args(ByteKind):
         inputs = torch.empty(rows, 2) if kind == "w8a8 static" else None
-        return BlockWeight(kind, torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, 1), inputs=inputs)
+        return BlockWeight(
+            kind, torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, 1), inputs=inputs, order=order
+        )
     groups = width // GROUP * (2 if kind in SIXTEENS else 1)
     scales = torch.empty(rows, groups, dtype=torch.float32 if kind in _WITH_WIDE_SCALES else torch.float16)
     codes = torch.empty(rows, width, dtype=torch.int8 if kind.startswith("int8") else torch.uint8)
-    return BlockWeight(kind, codes, scales, torch.empty_like(scales) if kind in _WITH_OFFSETS else None)
+    offsets = torch.empty_like(scales) if kind in _WITH_OFFSETS else None
+    return BlockWeight(kind, codes, scales, offsets, order=order)
 
 
 def quantised(weight: Tensor, kind: Literal["int8", "int4", "w8a8"]) -> BlockWeight:

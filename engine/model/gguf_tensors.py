@@ -15,7 +15,7 @@ from engine.gguf.header import TYPES, GgufTensor
 from engine.gguf.tensor_map import Place, row_order
 from engine.model.gguf_blocks import KINDS, blocks_of
 from engine.model.gguf_model import open_gguf, read_bytes
-from kernels.block_weight import BlockWeight, Kind
+from kernels.block_weight import BlockLayout, BlockWeight, Kind
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 _MIXED: Kind = "int8 by sixteens with wide offsets"  # what matrices of several kinds are together
@@ -34,12 +34,12 @@ class GgufTensors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         return None
 
-    def block_kind(self, names: Iterable[str]) -> Kind | None:
+    def block_layout(self, names: Iterable[str]) -> BlockLayout | None:
         """What blocks all of these matrices are kept in, if there are kernels for those of each."""
         kinds = {KINDS.get(self.type_of(name)) for name in names}
         if None in kinds:
             return None
-        return kinds.pop() if len(kinds) == 1 else _MIXED
+        return BlockLayout(_MIXED if len(kinds) > 1 else next(kind for kind in kinds if kind is not None))
 
     def type_of(self, name: str) -> str:
         """What its numbers are stored as."""
@@ -56,7 +56,7 @@ class GgufTensors:
         return found if place.rotated is None else found[self._order(place, found.shape[0])]
 
     def get_blocks(self, name: str, kind: Kind) -> BlockWeight:
-        """A matrix of a kind that `block_kind` said, with the numbers that it has."""
+        """A matrix of a kind that `block_layout` said, with the numbers that it has."""
         place, stored = self._stored(name)
         found = blocks_of(read_bytes(self._path, stored), stored.type, *stored.shape)
         if found.kind != kind:

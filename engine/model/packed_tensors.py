@@ -6,8 +6,8 @@ have a copy of theirs, as float16 if that can say it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.model.directory import ModelDir
 from engine.model.packed_weights import AWQ_ORDER, bits_in_words, scale_block
 from engine.model.tensor_names import expected_tensors
-from kernels.block_weight import GROUP, INT4_MID, MAX_BYTE_WIDTH, BlockWeight, ByteKind, Kind
+from kernels.block_weight import GROUP, INT4_MID, MAX_BYTE_WIDTH, BlockLayout, BlockWeight, ByteKind, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,16 @@ class _Scales:
     zeros: Tensor | None  # as the scales, int32
     columns: int  # of a group
     group_of: Tensor | None = None  # of each column, where groups are mixed (act-order)
+
+    @property
+    def has_even_groups(self) -> bool:
+        """Whether as many columns are in each group: sorted, they lie in runs."""
+        return self.group_of is None or bool((self.group_of.bincount() == self.columns).all())
+
+    @property
+    def order(self) -> Tensor | None:
+        """The columns by their group, where groups are mixed."""
+        return None if self.group_of is None else self.group_of.argsort(stable=True)
 
     def of_columns(self, part: Tensor, width: int, step: int = 1) -> Tensor:
         """`part` of each of the matrix's columns, or of every so many."""
@@ -43,12 +53,18 @@ class PackedTensors:
         self._model, self._format = model, model.packed
         self._shapes = expected_tensors(model.config)
 
-    def block_kind(self, names: Iterable[str]) -> Kind | None:
+    def block_layout(self, names: Sequence[str]) -> BlockLayout | None:
         """The blocks that all of these matrices are kept in; None if one of them can't be, or is not packed."""
         kinds = {self._kind(name) for name in names}
-        if len(kinds) > 1 and kinds.isdisjoint((None, "fp8")):
-            return "int8 with wide scales"  # takes in all whole numbers
-        return kinds.pop() if len(kinds) == 1 else None
+        if None in kinds or (len(kinds) > 1 and "fp8" in kinds):
+            return None
+        orders = [self._order(name) for name in names]
+        if any((one is None) is not (orders[0] is None) for one in orders):
+            return None
+        if any(one is not None and not torch.equal(one, orders[0]) for one in orders):  # the same inputs, two orders
+            return None
+        kind: Kind = "int8 with wide scales" if len(kinds) > 1 else next(one for one in kinds if one is not None)
+        return BlockLayout(kind, has_order=orders[0] is not None)  # that kind takes in all whole numbers
 
     def get_tensor(self, name: str) -> Tensor:
         """The numbers of a matrix: [rows, width], float32."""
@@ -58,8 +74,14 @@ class PackedTensors:
         return codes.float() * found.of_columns(found.scales, codes.shape[1])
 
     def get_blocks(self, name: str, kind: Kind) -> BlockWeight:
-        """A matrix in blocks of a kind that `block_kind` said."""
+        """A matrix in blocks of a kind that `block_layout` said."""
         codes, found = self._codes(name), self._scales(name)
+        order = found.order
+        if order is not None:
+            codes, found = codes[:, order], replace(found, group_of=None)
+        return replace(self._blocks(name, kind, codes, found), order=order)
+
+    def _blocks(self, name: str, kind: Kind, codes: Tensor, found: _Scales) -> BlockWeight:
         width, zeros = codes.shape[1], None
         scales = found.of_columns(found.scales, width, GROUP)
         if kind == "fp8":
@@ -76,11 +98,18 @@ class PackedTensors:
             return BlockWeight(kind, (codes + INT4_MID).to(torch.uint8), scales.half(), zeros)
         return BlockWeight(kind, codes.to(torch.int8), scales.half() if kind == "int8" else scales)
 
+    def _order(self, name: str) -> Tensor | None:
+        """Of a matrix's columns, where they are not in the order of their groups."""
+        has_order = not {"g_idx", "weight_g_idx"}.isdisjoint(self._model.parts[name])
+        return self._scales(name).order if has_order else None
+
     def _kind(self, name: str) -> Kind | None:
         if name not in self._model.parts:
             return None
         found, width = self._scales(name), self._shapes[name][1]
-        if found.group_of is not None or width % GROUP or (found.columns % GROUP and found.columns < width):
+        if width % GROUP or (found.columns % GROUP and found.columns < width):
+            return None
+        if found.group_of is not None and (not found.has_even_groups or ".experts." in name):
             return None
         bits = self._bits(name)
         if bits is None:

@@ -24,7 +24,7 @@ from engine.model.directory import ModelDir
 from engine.model.gguf_tensors import GgufTensors
 from engine.model.packed_tensors import PackedTensors
 from engine.model.tensor_names import CLASSES, expert_names, layer_prefix, router_name
-from kernels.block_weight import BlockWeight, Kind, empty_blocks
+from kernels.block_weight import BlockLayout, BlockWeight, empty_blocks
 from kernels.experts import Experts, together
 from kernels.linear import Weight, pack, pack_blocks
 
@@ -167,8 +167,8 @@ def load_weights(
     `quantization` is what the others are rounded to when they are packed.
     """
     packed = None if model.packed is None else PackedTensors(model)
-    kind_of = _block_kinds(model, packed) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
-    weights, places = _allocate(model.config, dtype, device, kind_of)
+    layout_of = _block_layouts(model, packed) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
+    weights, places = _allocate(model.config, dtype, device, layout_of)
     weights.quantization = quantization
     by_file, done = defaultdict(list), 0
     for name in places:
@@ -213,24 +213,24 @@ def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> Non
     log.info("weights.quantised", scheme=scheme, kept_bytes=dict(kept), expanded_bytes=expanded)
 
 
-def _no_blocks(names: list[str]) -> Kind | None:
+def _no_blocks(names: list[str]) -> BlockLayout | None:
     return None
 
 
-def _block_kinds(model: ModelDir, packed: PackedTensors | None) -> Callable[[list[str]], Kind | None]:
+def _block_layouts(model: ModelDir, packed: PackedTensors | None) -> Callable[[list[str]], BlockLayout | None]:
     """What blocks the tensors of a fused matrix lie in; None unless all lie in the same."""
     if packed is not None:
-        return packed.block_kind
+        return packed.block_layout
     if not is_gguf(model.path):
         return _no_blocks
-    return GgufTensors(model.path).block_kind
+    return GgufTensors(model.path).block_layout
 
 
 class _Places:
     """Empty tensors, and for each stored one the parts of them that it fills."""
 
-    def __init__(self, dtype: torch.dtype, device: str, kind_of: Callable[[list[str]], Kind | None]) -> None:
-        self._dtype, self._device, self._kind_of = dtype, device, kind_of
+    def __init__(self, dtype: torch.dtype, device: str, layout_of: Callable[[list[str]], BlockLayout | None]) -> None:
+        self._dtype, self._device, self._layout_of = dtype, device, layout_of
         self.by_name: dict[str, list[Tensor | BlockWeight]] = defaultdict(list)
 
     def new(self, *shape: int) -> Tensor:
@@ -245,23 +245,27 @@ class _Places:
 
     def matrix(self, rows: int, width: int, *names: str, parts: list[int] | None = None) -> Tensor | BlockWeight:
         """A matrix that these are the rows of, one after the other: in blocks if all of them are."""
-        kind = self._kind_of(list(names))
-        whole = self.new(rows, width) if kind is None else empty_blocks(rows, width, kind)
+        layout = self._layout_of(list(names))
+        whole = (
+            self.new(rows, width)
+            if layout is None
+            else empty_blocks(rows, width, layout.kind, has_order=layout.has_order)
+        )
         for name, part in zip(names, whole.split(parts or rows), strict=True):
             self.by_name[name].append(part)
         return whole
 
 
 def _allocate(
-    config: ModelConfig, dtype: torch.dtype, device: str, kind_of: Callable[[list[str]], Kind | None]
+    config: ModelConfig, dtype: torch.dtype, device: str, layout_of: Callable[[list[str]], BlockLayout | None]
 ) -> tuple[DecoderWeights, dict[str, list[Tensor | BlockWeight]]]:
     """Empty weights, and for each stored tensor the parts of them that it fills."""
-    places = _Places(dtype, device, kind_of)
+    places = _Places(dtype, device, layout_of)
     embedding, head = places.new(config.vocab_size, config.hidden_size), None
     places.by_name[EMBEDDING].append(embedding)
     if not config.tied_embeddings:
         head = places.matrix(config.vocab_size, config.hidden_size, "lm_head.weight")
-    elif kind_of([EMBEDDING]) is not None:  # looked up as numbers, multiplied as blocks
+    elif layout_of([EMBEDDING]) is not None:  # looked up as numbers, multiplied as blocks
         head = places.matrix(config.vocab_size, config.hidden_size, EMBEDDING)
     norm = places.vector(config.hidden_size, "model.norm.weight")
     weights = DecoderWeights(embedding, embedding if head is None else head, norm)

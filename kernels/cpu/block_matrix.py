@@ -36,6 +36,8 @@ from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.recorder import empty_result
+from kernels.cpu.take_columns import take_columns
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS, widen_rows
@@ -47,12 +49,12 @@ STRIP_GROUPS = 4  # of a panel that become float32 together: 32 KB
 class BlockMatrix(PanelMatrix):
     """Of any rows and a width that is a multiple of 32; `dtype` is that of inputs and results."""
 
-    __slots__ = ("_kind",)
+    __slots__ = ("_kind", "_order")
     panel, element_bytes = PANEL, 4
     block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
 
     def __init__(self, weight: BlockWeight, dtype: torch.dtype, *, is_gated: bool = False) -> None:
-        self._kind = weight.kind
+        self._kind, self._order = weight.kind, weight.order
         self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
         self._bias = self._panel_bias = None
         self._packed = self._pack_blocks(weight)
@@ -60,6 +62,18 @@ class BlockMatrix(PanelMatrix):
     @property
     def region(self) -> ParallelRegion:
         return _REGIONS[self._kind]
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        return *super().layout, None if self._order is None else id(self._order)
+
+    def empty_inputs(self, x: Tensor) -> Tensor:
+        return x if self._order is None else empty_result(tuple(x.shape), x.dtype)
+
+    def inputs(self, x: Tensor, into: Tensor) -> Tensor:
+        if self._order is not None:
+            take_columns(x, self._order, into)
+        return into
 
     def _pack_blocks(self, weight: BlockWeight) -> Tensor:
         """[panel, group, bytes], uint8: see `block_vectors.py`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, get_args
 
 import gguf
@@ -12,6 +13,8 @@ import torch
 
 from kernels.block_weight import SIXTEENS, BlockWeight, GroupKind, Kind, empty_blocks, quantised
 from kernels.cpu.block_matrix import DIRECT_ROWS, BlockMatrix
+from kernels.cpu.recorder import Arena, Recorder
+from kernels.cpu.recording import Recording
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.linear import pack, pack_blocks
 
@@ -82,6 +85,30 @@ def test_bfloat16_is_rounded_once(kind: Kind) -> None:
     weight, x = _blocks(kind, 70, 96), torch.randn(9, 96).bfloat16()
     wide = BlockMatrix(weight, torch.float32)(x.float())
     assert torch.equal(BlockMatrix(weight, torch.bfloat16)(x), wide.bfloat16())
+
+
+@DTYPES
+def test_columns_may_lie_in_an_order_of_their_own(dtype: torch.dtype) -> None:
+    """As GPTQ's act-order has them: sorted by group, inputs are taken in that order too."""
+    plain = _blocks("int4 with zeros", 130, 160)
+    order = torch.randperm(160)
+    found = replace(plain, order=order)
+    assert torch.equal(found.dequantised()[:, order], plain.dequantised())
+    assert [torch.equal(part.order, order) for part in found.split([30, 100]) if part.order is not None] == [True, True]
+    for rows in (1, 3, 40):
+        x = torch.randn(rows, 160).to(dtype)
+        assert torch.equal(BlockMatrix(found, dtype)(x), BlockMatrix(plain, dtype)(x[:, order].contiguous()))
+
+
+def test_a_replay_takes_the_columns_of_what_is_there_now() -> None:
+    matrix = BlockMatrix(replace(_blocks("int4", 64, 96), order=torch.randperm(96)), torch.bfloat16)
+    x = torch.randn(2, 96).bfloat16()
+    with Recorder(Arena()) as recorder:
+        result = matrix(x)
+    recording = Recording(recorder)
+    x.copy_(torch.randn(2, 96))
+    recording.replay()
+    assert torch.equal(result, matrix(x))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(GroupKind) if kind != "fp8" and "zeros" not in kind])

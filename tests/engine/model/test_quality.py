@@ -11,12 +11,14 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from engine.__main__ import main
 from engine.model.golden_tasks import BadTasksError, GoldenTask, TaskScores, read_tasks, solved
 from engine.model.make import make_model
 from engine.model.quality import Candidate, Quality, QualityLimits, compare
+from tests.fixtures.gguf_model import Type, write_gguf
 
 TEXT = "The scheduler plans a step, and the runner turns the plan into tensors. " * 40
 
@@ -121,6 +123,20 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_gate(
     assert "is above --max-kl 0" in capsys.readouterr().err
     assert main(["quality", str(small)]) == 2
     assert "nothing to compare" in capsys.readouterr().err
+
+
+def test_events_of_loading_do_not_get_between_the_rows_of_the_table(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_gguf(small, tmp_path / "small.gguf", Type.Q8_0, others={"ffn_down": Type.F16})
+    (tmp_path / "text").write_text(TEXT)
+    asked = ["quality", str(file), "--kv-cache-dtype", "int8", "--text", str(tmp_path / "text"), "--max-tokens", "40"]
+    before = structlog.get_config()
+    assert main(asked) == 0
+    assert structlog.get_config() == before
+    said = capsys.readouterr()
+    assert said.out.startswith("tokens  ")
+    assert "weights.quantised" in said.err
 
 
 def test_another_tokenizer_is_refused(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
