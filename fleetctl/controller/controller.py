@@ -15,7 +15,6 @@ import structlog
 from alerts.series.store import SeriesStore
 from diagnostics.incident import Incident
 from diagnostics.postmortem import began_at
-from diagnostics.record import IncidentRecord
 from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager.external_scope import places_of
@@ -40,7 +39,7 @@ from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
-from fleetctl.controller.incidents.impact import impact_in_parts, impact_of
+from fleetctl.controller.incidents.impact import impact_in_parts
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_handling import IncidentHandling
 from fleetctl.controller.incidents.incident_import import IncidentImport
@@ -594,21 +593,18 @@ def _incident_source(
     async def runs_of(incident_id: str) -> tuple[Run, ...]:
         return await records.database.call(lambda: journal.list(incident_id=incident_id))
 
-    def asked(incident: Incident, runs: tuple[Run, ...]) -> tuple[IncidentRecord, SeriesStore, float, float]:
+    async def impact(incident: Incident, runs: tuple[Run, ...]) -> str:
+        until = incident.resolved_at or records.clock.now()
         record = record_of(incident, runs, ())
         since = min(began_at(record), incident.opened_at) - IMPACT_LEAD_S
-        return record, store, since, incident.resolved_at or records.clock.now()
-
-    async def impact_now(incident: Incident, runs: tuple[Run, ...]) -> str:
-        return impact_words(await impact_in_parts(*asked(incident, runs)))
+        return impact_words(await impact_in_parts(record, store, since, until))
 
     return IncidentSource(
         recent=book.recent,
         stored=stored,
         runs_of=runs_of,
         places_of=lambda node: places_of(fleet.nodes[node]) if node in fleet.nodes else {},
-        impact=lambda incident, runs: impact_words(impact_of(*asked(incident, runs))),
-        impact_in_parts=impact_now,
+        impact=impact,
         by_hand=lambda incident, runs: no_remedy(incident, content.current, runs),
     )
 

@@ -68,8 +68,7 @@ class IncidentSource:
     stored: Callable[[str], Awaitable[Incident | None]]  # also those that ended long ago
     runs_of: Callable[[str], Awaitable[tuple[Run, ...]]]
     places_of: Callable[[str], Mapping[str, str]]  # of a node
-    impact: Callable[[Incident, tuple[Run, ...]], str]  # in words
-    impact_in_parts: Callable[[Incident, tuple[Run, ...]], Awaitable[str]]  # the same, and others have their turn
+    impact: Callable[[Incident, tuple[Run, ...]], Awaitable[str]]  # in words
     by_hand: Callable[[Incident, tuple[Run, ...]], str]  # "" where something can be proposed
 
 
@@ -145,11 +144,11 @@ class Notifications:
             ]
         )
         subjects = await self._subjects()
+        impacts = await self._impacts_of(self._to_be_told(subjects))
         now = self._clock.now()
         # No await within: what is sent meanwhile would be taken for not sent.
-        self._put(
-            plan_notifications(subjects, self._rows.values(), self._settings, now, self._composer(), self._in_flight)
-        )
+        compose = self._composer(impacts)
+        self._put(plan_notifications(subjects, self._rows.values(), self._settings, now, compose, self._in_flight))
         await self._store()
         self._forget({one.incident.id for one in subjects}, now)
 
@@ -256,7 +255,7 @@ class Notifications:
             return known.words
         runs = await self._source.runs_of(incident.id)
         begun_s = time.thread_time()
-        words = await self._source.impact_in_parts(incident, runs)
+        words = await self._source.impact(incident, runs)
         took_s = time.thread_time() - begun_s
         if len(self._impacts) >= MAX_KNOWN_IMPACTS:
             self._impacts.clear()
@@ -335,14 +334,25 @@ class Notifications:
             frozenset(one["team"] for one in labels if one.get("team")),
         )
 
-    def _composer(self) -> Callable[[Subject, NoticeKind, tuple[str, ...]], Notice]:
-        known: dict[str, str] = {}
+    def _to_be_told(self, subjects: Sequence[Subject]) -> list[Subject]:
+        """Those about which a message would be written now, in that order: by the same judgement, kept nowhere."""
+        found: dict[str, Subject] = {}
 
+        def note(subject: Subject, kind: NoticeKind, news: tuple[str, ...]) -> Notice:
+            found.setdefault(subject.incident.id, subject)
+            return self._notice(subject, kind, news, impact="")
+
+        now = self._clock.now()
+        plan_notifications(subjects, self._rows.values(), self._settings, now, note, self._in_flight)
+        return list(found.values())
+
+    async def _impacts_of(self, subjects: Sequence[Subject]) -> dict[str, str]:
+        """Words by incident, of the first few; the series are read for each, while nothing is being planned."""
+        return {one.incident.id: await self._source.impact(one.incident, one.runs) for one in subjects[:MAX_IMPACTS]}
+
+    def _composer(self, impacts: Mapping[str, str]) -> Callable[[Subject, NoticeKind, tuple[str, ...]], Notice]:
         def compose(subject: Subject, kind: NoticeKind, news: tuple[str, ...]) -> Notice:
-            incident = subject.incident
-            if incident.id not in known and len(known) < MAX_IMPACTS:
-                known[incident.id] = self._source.impact(incident, subject.runs)
-            return self._notice(subject, kind, news, impact=known.get(incident.id, TOO_MANY))
+            return self._notice(subject, kind, news, impact=impacts.get(subject.incident.id, TOO_MANY))
 
         return compose
 
