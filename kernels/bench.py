@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 from kernels.bench_attention import DTYPE, Case, attention_cases
+from kernels.bench_blocks import block_cases
 
 NO_GPU = 2  # exit status
 COPY_BYTES = 2 << 30
@@ -65,6 +66,7 @@ def cases(op: str = "") -> Iterator[Case]:
         makers += [(name, partial(make, num_tokens)) for name, make in LAYERS.items()]
     makers.append(("copy_blocks", lambda: [_block_copy_case()]))
     makers += [("sample", partial(_sampling_cases, num_seqs, 128_256)) for num_seqs in (1, 64)]
+    makers.append(("block_product", block_cases))
     makers.append(("attention", attention_cases))
     for name, make in makers:
         if name.startswith(op):

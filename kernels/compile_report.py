@@ -68,6 +68,11 @@ def all_variants(arch: int) -> Iterator[Variant]:
         yield from module.variants(arch)
 
 
+def last_variants(arch: int) -> list[Variant]:
+    """One of each kernel, the last that its module names: that which takes most."""
+    return list({variant.kernel.__name__: variant for variant in all_variants(arch)}.values())
+
+
 def compile_variant(variant: Variant, arch: int) -> Resources:
     """Compiles for one architecture and asks cuobjdump. Raises Triton's error when it does not compile."""
     names = variant.kernel.arg_names
@@ -115,14 +120,16 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.compile_report", description="Compile without a GPU.")
     known = list(SHARED_LIMIT_BYTES)
     parser.add_argument("--arch", type=int, nargs="+", choices=known, default=known, help="like 90; default: all")
+    parser.add_argument("--last", action="store_true", help="one variant of each kernel, the last; default: every one")
     args = parser.parse_args(argv)
+    variants_of = last_variants if args.last else all_variants
     say = sys.stdout.write
     say(f"Triton {triton.__version__}; registers per thread, shared memory per program\n\n")
     say("| sm | kernel | variant | warps | registers | shared memory, KiB | spills, bytes |\n")
     say("|---|---|---|---|---|---|---|\n")
     bad = 0
     for arch in args.arch:
-        for r in (compile_variant(variant, arch) for variant in all_variants(arch)):
+        for r in (compile_variant(variant, arch) for variant in variants_of(arch)):
             bad += r.has_spills or r.is_too_large
             spills, shared = r.stack_bytes + r.local_bytes, r.shared_bytes / 1024
             say(f"| {r.arch} | {r.kernel} | {r.label} | {r.num_warps} | {r.registers} | {shared:.1f} | {spills} |\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,21 @@ from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.layer_ops import silu_mul
 
-Weight = Tensor | PanelMatrix
+
+@runtime_checkable
+class DeviceMatrix(Protocol):
+    """A weight that is packed on a GPU (`kernels.gpu.block_matrix`)."""
+
+    shape: torch.Size
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As `row_linear`."""
+
+    def tensors(self) -> list[Tensor]:
+        """All that it keeps on its device."""
+
+
+Weight = Tensor | PanelMatrix | DeviceMatrix
 
 
 def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
@@ -36,21 +50,33 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
     return VectorMatrix(weight, is_gated=is_gated)
 
 
+def takes_blocks(device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether inputs of this dtype are multiplied there with weights in blocks."""
+    is_on_gpu = torch.device(device).type == "cuda"
+    return dtype in (torch.float32, torch.bfloat16) or (is_on_gpu and dtype == torch.float16)
+
+
 def pack_blocks(
     weight: Tensor | BlockWeight,
     dtype: torch.dtype,
     kind: Literal["int8", "int4", "w8a8"] | None,
     *,
     is_gated: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Weight:
-    """The weight as blocks, for inputs of `dtype` on a CPU: those that it is, or else rounded to `kind`.
+    """The weight as blocks, for inputs of `dtype` on `device`: those that it is, or else rounded to `kind`.
 
-    Without a kind, and where its rows are no whole blocks, a tensor is packed as it is.
+    Without a kind, and where its rows are no whole blocks, a tensor is packed as it is. A GPU rounds no inputs.
     """
+    device = torch.device(device)
     if not isinstance(weight, BlockWeight):
-        if kind is None or weight.shape[1] % GROUP or not has_kernels(weight):
+        if kind is None or weight.shape[1] % GROUP or not takes_blocks(device, weight.dtype):
             return pack(weight, is_gated=is_gated)
         weight = quantised(weight, "int8" if kind == "w8a8" and weight.shape[1] > MAX_BYTE_WIDTH else kind)
+    if device.type == "cuda":
+        from kernels.gpu.block_matrix import GpuBlockMatrix
+
+        return GpuBlockMatrix(weight, dtype, device, is_gated=is_gated)
     if not weight.is_byte_kind:
         return BlockMatrix(weight, dtype, is_gated=is_gated)
     has_tiles = weight.shape[1] % WIDTH_STEP == 0 and amx.has_byte_amx()

@@ -164,11 +164,13 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     if device.startswith("cuda"):
         find_triton_cache()
     dtype = auto_dtype(model.config.dtype, device) if config.dtype == "auto" else config.dtype
-    if config.quantization is not None and (device != "cpu" or dtype == "float16"):
+    if device == "cpu" and dtype == "float16" and config.quantization is not None:
         raise ValueError(
-            f"--quantization {config.quantization}: its kernels are a CPU's, in float32 and bfloat16; "
-            f"leave it out for {dtype} on {device}"
+            f"--quantization {config.quantization}: on a CPU its kernels are for float32 and bfloat16; "
+            "give --dtype bfloat16, or leave it out"
         )
+    if device != "cpu" and config.quantization == "w8a8":
+        raise ValueError("--quantization w8a8: a GPU rounds no inputs; give int8, or leave it out")
     _check_kv_dtype(config, device, dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     limits = limits_of(
@@ -241,7 +243,8 @@ def _num_blocks(
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    num_weight_bytes = weight_bytes(model.config, dtype) + (drafter_weight_bytes(drafter, dtype) if drafter else 0)
+    num_weight_bytes = _weight_bytes(config, model, device, dtype)
+    num_weight_bytes += drafter_weight_bytes(drafter, dtype) if drafter else 0
     budget_bytes = config.kv_cache_bytes
     if budget_bytes is None:
         if config.memory_utilization is not None:
@@ -261,6 +264,15 @@ def _num_blocks(
         _warn_if_too_much(budget_bytes + num_weight_bytes)
     useful = config.max_num_seqs * -(-max_model_len // config.block_size)
     return fits if config.kv_cache_bytes is not None else min(fits, useful)
+
+
+def _weight_bytes(config: CoreConfig, model: ModelDir, device: str, dtype: str) -> int:
+    """Of the most that the model's weights take: on a GPU those of blocks that stay as they lie in their file."""
+    if device == "cpu" or config.quantization is not None:
+        return weight_bytes(model.config, dtype)
+    from engine.core.torch_runner import kept_weight_bytes
+
+    return kept_weight_bytes(model, dtype, device)
 
 
 def _num_host_blocks(config: CoreConfig, block_bytes: int) -> int:

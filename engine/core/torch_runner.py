@@ -32,7 +32,7 @@ from engine.model.pooler import pool
 from engine.model.prompt_logprobs import score_prompts
 from engine.model.sequence import Sequence
 from engine.model.verification import accept
-from engine.model.weights import OffloadedWeights, load_weights
+from engine.model.weights import OffloadedWeights, kept_bytes, load_weights
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.grammar import BadGrammarError
 from engine.protocol.request_id import log_ids
@@ -467,6 +467,11 @@ def _device(name: str) -> torch.device:
 def auto_dtype(stored: str, device: str) -> str:
     """The stored type; on a CPU float32 for those that its kernels don't take."""
     return "float32" if device.startswith("cpu") and stored == "float16" else stored
+
+
+def kept_weight_bytes(model: ModelDir, dtype: str, device: str) -> int:
+    """What the model's weights take at most on a device once they are packed."""
+    return kept_bytes(model, dtype=DTYPES[dtype], device=device)
 
 
 def _dtype(name: str, model: ModelDir, device: torch.device) -> torch.dtype:

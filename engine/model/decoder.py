@@ -43,9 +43,9 @@ class Decoder:
         self._recorded: RecordedSteps | None = None
 
     def prepare(self) -> None:
-        """On a CPU: packs the weights. To be called once, before the first forward pass."""
+        """Packs the weights. To be called once, before the first forward pass."""
+        self.weights.pack()
         if self._stack.device.type == "cpu":
-            self.weights.pack()
             self.is_batch_invariant = has_kernels(self.weights.embedding)
             self._recorded = RecordedSteps(self._stack) if can_record(self.weights) else None
 

@@ -26,10 +26,9 @@ from engine.model.packed_tensors import PackedTensors
 from engine.model.tensor_names import CLASSES, expert_names, layer_prefix, router_name
 from kernels.block_weight import BlockLayout, BlockWeight, empty_blocks
 from kernels.experts import Experts, together
-from kernels.linear import Weight, pack, pack_blocks
+from kernels.linear import DeviceMatrix, Weight, pack, pack_blocks, takes_blocks
 
 Quantization = Literal["int8", "int4", "w8a8"]
-BLOCK_DTYPES = (torch.float32, torch.bfloat16)  # of what is multiplied with blocks
 EMBEDDING = "model.embed_tokens.weight"
 
 log = structlog.get_logger()
@@ -81,21 +80,21 @@ class DecoderWeights:
     classes: Tensor | None = None  # [num_labels, hidden]: the head of a model that classifies
 
     def pack(self) -> None:
-        """Puts every matrix into the layout that this CPU multiplies fastest from, one after the other.
+        """Puts every matrix into the layout that the device multiplies fastest from, one after the other.
 
         Needs the memory of one matrix more, and that of the head again when it is tied to the embedding. What can't
         be packed stays as it is. Of quantised models the router is not rounded, which decides rather than computes, and
         the head to no fewer than eight bits: its error is the logits' own.
         """
-        dtype, kind = self.embedding.dtype, self.quantization
+        dtype, kind, device = self.embedding.dtype, self.quantization, self.embedding.device
 
         def packed(weight: Weight | BlockWeight, *, is_gated: bool = False) -> Weight:
             if not isinstance(weight, Tensor | BlockWeight):
                 return weight  # it is packed
-            return pack_blocks(weight, dtype, kind, is_gated=is_gated)
+            return pack_blocks(weight, dtype, kind, is_gated=is_gated, device=device)
 
         if isinstance(self.head, Tensor | BlockWeight):
-            self.head = pack_blocks(self.head, dtype, kind and "int8")
+            self.head = pack_blocks(self.head, dtype, kind and "int8", device=device)
         for layer in self.layers:
             layer.qkv, layer.output = packed(layer.qkv), packed(layer.output)
             mlp = layer.mlp
@@ -110,7 +109,7 @@ class DecoderWeights:
                     mlp.down = together([packed(weight) for weight in mlp.down])
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor once, whatever reads it. Packed matrices, which only a CPU has, are left out."""
+        """Every tensor of a GPU once, whatever reads it. Matrices that are packed for a CPU are left out."""
         found: list[Tensor] = []
         pending: list[object] = [self.embedding, self.head, self.final_norm, self.classes, *self.layers]
         while pending:
@@ -121,6 +120,8 @@ class DecoderWeights:
                 pending += part
             elif isinstance(part, LayerWeights | DenseWeights | ExpertWeights):
                 pending += [getattr(part, field.name) for field in fields(part)]
+            elif isinstance(part, DeviceMatrix):
+                pending += part.tensors()
         return list({tensor.data_ptr(): tensor for tensor in found}.values())
 
 
@@ -163,11 +164,11 @@ def load_weights(
 ) -> DecoderWeights:
     """The model's weights in `dtype` on `device`. `progress` is called with ("loading", 0 to 1).
 
-    On a CPU matrices that are quantised in their file stay as they lie where there are kernels for such blocks;
-    `quantization` is what the others are rounded to when they are packed.
+    Matrices that are quantised in their file stay as they lie where there are kernels for such blocks, in host memory
+    until they are packed; `quantization` is what the others are rounded to then.
     """
     packed = None if model.packed is None else PackedTensors(model)
-    layout_of = _block_layouts(model, packed) if device.startswith("cpu") and dtype in BLOCK_DTYPES else _no_blocks
+    layout_of = _block_layouts(model, packed) if takes_blocks(device, dtype) else _no_blocks
     weights, places = _allocate(model.config, dtype, device, layout_of)
     weights.quantization = quantization
     by_file, done = defaultdict(list), 0
@@ -186,6 +187,15 @@ def load_weights(
                     progress("loading", done / len(places))
     _tell(model, places)
     return weights
+
+
+def kept_bytes(model: ModelDir, *, dtype: torch.dtype, device: str) -> int:
+    """What the weights take on the device once they are packed, at most; nothing is allocated or read for it."""
+    packed = None if model.packed is None else PackedTensors(model)
+    layout_of = _block_layouts(model, packed) if takes_blocks(device, dtype) else _no_blocks
+    with torch.device("meta"):
+        _, places = _allocate(model.config, dtype, "meta", layout_of)
+    return sum(p.num_bytes if isinstance(p, BlockWeight) else p.nbytes for of in places.values() for p in of)
 
 
 def _opened(path: Path | None, packed: PackedTensors | None) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
+from kernels.block_weight import quantised
 from kernels.kv_cache import store_kv, swap_blocks
 from kernels.layer_ops import apply_rope, rms_norm, silu_mul
+from kernels.linear import pack_blocks
 from kernels.paged_attention import paged_attention, plan_attention
 from kernels.sampling import sample
 
@@ -51,11 +53,24 @@ def test_cuda_tensors_go_to_triton_with_the_same_arguments(name: str, monkeypatc
     assert seen == [(args, kwargs)]
 
 
+@pytest.mark.parametrize(("kind", "wanted"), [(None, "int8"), ("int4", "int4")])
+def test_a_gpu_gets_blocks_and_not_their_numbers(
+    kind: Literal["int4"] | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    module = ModuleType("kernels.gpu.block_matrix")
+    module.GpuBlockMatrix = lambda weight, *a, is_gated: seen.append((weight.kind, *a, is_gated))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernels.gpu.block_matrix", module)
+    weight = torch.randn(4, 64).half()
+    pack_blocks(quantised(weight, "int8") if kind is None else weight, weight.dtype, kind, is_gated=True, device="cuda")
+    assert seen == [(wanted, torch.float16, torch.device("cuda"), True)]
+
+
 def test_cpu_needs_no_triton() -> None:
     program = """
 import sys, torch
 sys.modules["triton"] = None
-from kernels import kv_cache, layer_ops, paged_attention, sample_row, sampling
+from kernels import kv_cache, layer_ops, linear, paged_attention, sample_row, sampling
 x = torch.ones(2, 4)
 layer_ops.rms_norm(x, x[0], 1e-5, x)
 layer_ops.silu_mul(x)
