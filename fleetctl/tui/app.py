@@ -21,6 +21,8 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, NoColor
 from textual.widgets import ContentSwitcher, Footer, RichLog
 from textual.worker import Worker
@@ -54,6 +56,7 @@ from fleetctl.tui.slider import TimeSlider, slider_cells
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
 from fleetctl.tui.still import Redrawn, Still
+from fleetctl.tui.terminal_driver import TerminalDriver
 from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TimelineEntry, TokenRole
 from runbooks.verbs import VERBS
 
@@ -212,6 +215,11 @@ class Cockpit(App[None]):
         self._story_panel = Vertical(id="story-panel")
         self._story_log = RichLog(id="story", wrap=True, min_width=0, max_lines=500, auto_scroll=True)
         self._story: list[str] = []  # told before the screen was there
+
+    def get_driver_class(self) -> type[Driver]:
+        """Ours in place of Textual's for a terminal; a browser and tests have their own."""
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
 
     def compose(self) -> ComposeResult:
         """Status, screens, story, prompt and footer."""
