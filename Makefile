@@ -19,7 +19,7 @@ PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
 
-.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods pictures bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods pictures cockpit-screens bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -42,7 +42,7 @@ test: setup-dev debs kube-tools kubernetes check ## Install, then run all checks
 	$(PYTEST) -m "serial and not gpu and not bench" $(call marked,serial) $(PYTEST_END)
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU
-	$(BIN)/python -m pytest -m gpu tests/kernels $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m gpu tests/kernels tests/engine/model $(PYTEST_ARGS)
 
 wheel: setup-dev ## Build sdist and wheel into dist/
 	$(BIN)/python -m build --outdir dist .
@@ -84,7 +84,7 @@ bench-tui: setup ## The cockpit over 100 and 1,000 nodes: how soon a key is answ
 cockpit-screens: setup-dev ## Write anew the pictures that tests hold the cockpit's screens against: look at the difference
 	FLEETCTL_WRITE_SCREENS=1 $(BIN)/python -m pytest -q tests/fleetctl/tui/test_screens.py
 
-pictures: setup-dev ## docs/pictures anew: the cockpit over a real fleet with a slow node
+pictures: setup-dev ## docs/pictures anew: every screen of the cockpit, from one real night (four minutes)
 	$(BIN)/python scripts/cockpit-pictures
 
 bench-pods: setup-dev kubernetes ## A whole controller over 1,000 pods of a real Kubernetes API (BENCH_ARGS="--pods 200")

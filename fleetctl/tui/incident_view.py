@@ -156,7 +156,7 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
     rows.append((Cell("where", Tone.DIM), Cell(f"{where}{widened}")))
     if incident.part_of is not None:
         rows.append((Cell("part of", Tone.DIM), Cell(f"{incident.part_of}, which explains it", Tone.WARN)))
-    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary)
+    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary not in ("", incident.title))
     rows += [(Cell("says", Tone.DIM), Cell(text)) for text in list(said)[:MAX_SAID]]
     if incident.offence:
         rows.append((Cell("often", Tone.DIM), Cell(incident.offence, Tone.WARN)))
@@ -235,8 +235,13 @@ def _diagnosis(diagnosis: Diagnosis | None, timeline: list[TimelineEntry]) -> St
             f"Diagnosis: {cause} ({diagnosis.confidence}{sure}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]
         ),
         tuple(_evidence(found) for found in told),
-        (*unread, *_beside(diagnosis), *_ruled_out(diagnosis), *_replaced(timeline)),
+        (*_signs(told), *unread, *_beside(diagnosis), *_ruled_out(diagnosis), *_replaced(timeline)),
     )
+
+
+def _signs(told: list[Evidence]) -> Iterator[Cell]:
+    if any(one.speaks for one in told):
+        yield Cell("+ speaks for this cause, - against it", Tone.DIM)
 
 
 def _replaced(timeline: list[TimelineEntry]) -> Iterator[Cell]:

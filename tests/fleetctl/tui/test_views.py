@@ -431,6 +431,17 @@ def test_questions_that_brought_nothing_are_counted_by_why_and_not_listed() -> N
     assert section.notes[0].text == "Not known: 21 questions: no series has data"
 
 
+def test_the_headline_is_said_once_and_what_a_sign_beside_a_question_means_is_told() -> None:
+    incident = make_incident()
+    assert incident.diagnosis is not None
+    incident.alerts[0] = incident.alerts[0].model_copy(update={"summary": incident.title})
+    incident.diagnosis.evidence[2] = incident.diagnosis.evidence[2].model_copy(update={"speaks": "for"})
+    view = incident_view(incident, NOW)
+
+    assert "says" not in {row[0].text for row in view.head.rows}
+    assert view.diagnosis.notes[0].text == "+ speaks for this cause, - against it"
+
+
 def test_a_verdict_that_was_replaced_is_told_with_when_and_why() -> None:
     was = {"cause": "overload", "confidence": "likely"}
     event = {"seq": 4, "at": NOW - 20, "kind": "diagnosis.replaced", "text": "", "data": {"was": was, "why": "GPU"}}
