@@ -158,7 +158,7 @@ def _print_lesson(report: DemoReport) -> None:
         (f"{fleetctl} up --enable-faults", "a fleet that stays, and may be broken"),
         (f"{fleetctl} load --for 10m", "traffic for it, with its numbers as they come"),
         (f"{fleetctl} top", "the cockpit, in another terminal"),
-        (f"{fleetctl} drill inject hung-core node-2", "break it in another way; fleetctl drill list has them all"),
+        (f"{fleetctl} drill inject hung-core node-2", "break it in another way; `fleetctl drill list` has them all"),
         (f"{fleetctl} down", "and stop it"),
         *([(replay, "the screens you saw, over the black box of what happened")] if replay else []),
     ]:

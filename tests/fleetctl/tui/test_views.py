@@ -260,7 +260,7 @@ def test_an_incident_says_who_was_told_when_and_who_could_not_be() -> None:
     rows = [row for row in incident_view(incident, NOW).head.rows if row[0].text in ("told", "graphs")]
     assert [(row[1].text.partition(" ")[0], row[1].text.partition(", ")[2], row[1].tone) for row in rows[:3]] == [
         ("chat", "update: delivered", Tone.PLAIN),
-        ("pager", "opened: failed: receiver pager: answered 403", Tone.BAD),
+        ("pager", "opened: failed: answered 403", Tone.BAD),
         ("ann", "opened: held: quiet hours", Tone.WARN),
     ]
     assert rows[3][1].text == "https://grafana.example/d/fleetctl-node"
