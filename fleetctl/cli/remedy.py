@@ -25,7 +25,8 @@ def with_command(error: str, remedy: str | None, exit_code: int, words: Sequence
     if meant is not None and words and words[0] in ("get", "top", "describe", "explain"):
         return f"{remedy} fleetctl {words[0] if words[0] != 'describe' else 'get'} {meant[1]}"
     missing = _NOT_THERE.search(error)
-    command = f"fleetctl get {missing[1]}s" if missing is not None else next_command(exit_code, words)
+    kind = f"{missing[1]}s" if missing is not None else ""
+    command = f"fleetctl get {kind}" if kind else next_command(exit_code, words)
     return f"{remedy}; {command}" if remedy else command
 
 

@@ -24,7 +24,17 @@ import yaml
 
 from engine.__main__ import _parser as node_parser
 from fleetctl.cli.app import build, run
-from fleetctl.wire import Diagnosis, DrainReceipt, Gateway, GatewayPhase, Pool, Revision, RunbookInfo, Status
+from fleetctl.wire import (
+    Diagnosis,
+    DrainReceipt,
+    Gateway,
+    GatewayPhase,
+    Pool,
+    Revision,
+    RoutingTable,
+    RunbookInfo,
+    Status,
+)
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verbs import VERBS
@@ -276,6 +286,7 @@ def controller() -> Iterator[RecordedController]:
         "/v1/events": [],
         "/v1/traffic-rules": [],
         "/v1/tenants": [],
+        "/v1/routing": RoutingTable(version=1, routes=[]),
         "/v1/freezes": [],
         "/v1/rollouts": [],
         "/v1/notifications": [],
