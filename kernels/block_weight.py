@@ -30,8 +30,9 @@ GroupKind = Literal[
     "int8 by sixteens with wide offsets",
 ]
 # Of eight bits with a scale for each row, multiplied with inputs that are rounded to eight bits: by a scale for each
-# row, by a scale and a zero for each row, or as calibrated beforehand.
-ByteKind = Literal["w8a8", "w8a8 asymmetric", "w8a8 static"]
+# row, by a scale and a zero for each row, or as calibrated beforehand; or by a scale for each row but for its outliers,
+# which are multiplied as they are.
+ByteKind = Literal["w8a8", "w8a8 asymmetric", "w8a8 static", "w8a8 with outliers"]
 Kind = GroupKind | ByteKind
 MAX_BYTE_WIDTH = 2**16  # sums of more such products may not fit in 32 bits
 SIXTEENS: tuple[GroupKind, ...] = ("int8 by sixteens", "int8 by sixteens with wide offsets")  # groups of 16 weights
@@ -159,7 +160,8 @@ def quantised(weight: Tensor, kind: Literal["int8", "int4", "w8a8"]) -> BlockWei
     if kind == "w8a8":
         rows = weight.float()[:, None]
         wide = rows.abs().amax(-1) / INT8_MAX
-        return BlockWeight(kind, _rounded(rows, wide).clamp(-INT8_MAX, INT8_MAX).to(torch.int8).flatten(1), wide)
+        codes = _rounded(rows, wide).clamp(-INT8_MAX, INT8_MAX).to(torch.int8).flatten(1)
+        return BlockWeight("w8a8 with outliers", codes, wide)
     blocks = weight.float().unflatten(1, (-1, GROUP))
     if kind == "int8":
         scales = (blocks.abs().amax(-1) / INT8_MAX).half()

@@ -1,7 +1,8 @@
 """A weight in eight bits whose inputs have eight bits too: whole numbers are multiplied, scales come at the end (W8A8).
 
 Four columns are one step of `vector_matrix`'s product. Sums of whole numbers are exact, so a row has the same bits in
-every batch, and on every CPU whatever instructions it has: only its scales are floating-point numbers.
+every batch, and on every CPU whatever instructions it has: only its scales, and outliers that are not rounded, are
+floating-point numbers, and those are added in the order of their columns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from numba import njit
 from torch import Tensor
 
 from kernels.block_weight import BlockWeight
-from kernels.cpu.byte_rows import TAIL, round_rows
+from kernels.cpu.byte_rows import ROW_TAIL, TAIL, round_rows
 from kernels.cpu.byte_vectors import QUADS
 from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.instructions import ByteDots, byte_dots
@@ -26,7 +27,7 @@ from kernels.cpu.vector_matrix import BLOCK_ROWS, MAX_GROUP_ROWS, PANEL, multipl
 class ByteMatrix(PanelMatrix):
     """Of any rows and a width that is a multiple of 4; `dtype` is that of inputs and results."""
 
-    __slots__ = ("_dots", "_fixed", "_is_symmetric")
+    __slots__ = ("_dots", "_fixed", "_is_symmetric", "_keeps_outliers")
     panel, element_bytes = PANEL, 1
     block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
 
@@ -35,6 +36,7 @@ class ByteMatrix(PanelMatrix):
     ) -> None:
         assert weight.is_byte_kind
         self._is_symmetric, self._fixed = weight.kind != "w8a8 asymmetric", weight.fixed_inputs()
+        self._keeps_outliers = weight.kind == "w8a8 with outliers"
         self._dots = dots or byte_dots()
         self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
         self._bias = self._panel_bias = None
@@ -55,21 +57,21 @@ class ByteMatrix(PanelMatrix):
 
     @property
     def layout(self) -> tuple[object, ...]:
-        return *super().layout, self._is_symmetric, self._fixed
+        return *super().layout, self._is_symmetric, self._fixed, self._keeps_outliers
 
     def _words(self, codes: Tensor) -> Tensor:
         """[panel, ...]: four columns of each row, then the next four."""
         return codes.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2)
 
     def empty_inputs(self, x: Tensor) -> Tensor:
-        return empty_result((x.shape[0], x.shape[1] + TAIL), torch.uint8)
+        return empty_result((x.shape[0], x.shape[1] + ROW_TAIL), torch.uint8)
 
     def inputs(self, x: Tensor, into: Tensor) -> Tensor:
-        round_rows(x, into, is_symmetric=self._is_symmetric, fixed=self._fixed)
+        round_rows(x, into, is_symmetric=self._is_symmetric, fixed=self._fixed, keeps_outliers=self._keeps_outliers)
         return into
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
-        return product_scratch_bytes(rows, (width + TAIL) // 4, group_rows)
+        return product_scratch_bytes(rows, (width + ROW_TAIL) // 4, group_rows)
 
 
 @njit(**EXACT)
@@ -78,9 +80,9 @@ def _run(task, held):
     is_narrow = field(task, AT.itemsize) == 2
     for i in range(field(task, AT.num_parts)):
         if is_narrow:
-            multiply(part_of(task, i), space, UINT16, held, 4, TAIL)
+            multiply(part_of(task, i), space, UINT16, held, 4, TAIL, ROW_TAIL)
         else:
-            multiply(part_of(task, i), space, FLOAT32, held, 4, TAIL)
+            multiply(part_of(task, i), space, FLOAT32, held, 4, TAIL, ROW_TAIL)
     leave(task)
 
 

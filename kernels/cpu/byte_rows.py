@@ -1,4 +1,9 @@
-"""Inputs of products rounded to eight bits, each row by itself, so that its codes are the same in every batch."""
+"""Inputs of products rounded to eight bits, each row by itself, so that its codes are the same in every batch.
+
+A few numbers of a row may be far larger than all others, and would leave those a handful of codes. Such outliers can be
+kept as they are: their code is zero, and who multiplies the row adds them (Dettmers et al. 2022, arXiv:2208.07339,
+where they are columns of a whole batch; here each row has its own).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,22 @@ from kernels.cpu.dtypes import FLOAT32, INT32, UINT8, UINT16, widen
 from kernels.cpu.memory import elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.sums import sum_of_squares
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
-__all__ = ["TAIL", "RoundRowsTask", "round_rows"]
+__all__ = ["ENTRY", "MAX_OUTLIERS", "OUTLIERS_AT", "ROW_TAIL", "TAIL", "RoundRowsTask", "round_rows"]
 
-TAIL = 8  # bytes behind a row's codes: its scale, float32, and its zero, int32
+TAIL = 8  # bytes: a scale, float32, and a zero, int32
+MAX_OUTLIERS, ENTRY = 16, 8  # of a row; bytes of one: its column, int32, and the number, float32
+OUTLIERS_AT = TAIL  # in a row's tail: how many it has, int32, then they
+ROW_TAIL = TAIL + 8 + MAX_OUTLIERS * ENTRY  # bytes behind a row's codes
 CHUNK_ROWS = 4
 _SHIFT = np.float32(12582912.0)  # 1.5 x 2^23: added, it rounds to a whole number, whose low byte is the sum's
 _SMALLEST = np.uint32(0x0D800000)  # 2^-100: a row of less is zeros
 _INFINITE, _SIGNLESS = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 _MIDDLE = np.int32(128)
+_BLOCK = 64  # columns that are looked through for outliers together
+_FAR = np.float32(36)  # times the mean square: six times as large as is usual
 
 
 class RoundRowsTask(NamedTuple):
@@ -33,22 +44,33 @@ class RoundRowsTask(NamedTuple):
     is_symmetric: bool
     scale: float  # of every row; 0: each has its own, and its own zero
     zero: int  # of every row, where the scale is; 128 stands for 0
+    keeps_outliers: bool
     x: Tensor  # [rows, width]
-    codes: Tensor  # [rows, width + TAIL], uint8
+    codes: Tensor  # [rows, width + ROW_TAIL], uint8
 
 
 AT = offsets_of(RoundRowsTask)
 
 
-def round_rows(x: Tensor, codes: Tensor, *, is_symmetric: bool = True, fixed: tuple[float, int] | None = None) -> None:
+def round_rows(
+    x: Tensor,
+    codes: Tensor,
+    *,
+    is_symmetric: bool = True,
+    fixed: tuple[float, int] | None = None,
+    keeps_outliers: bool = False,
+) -> None:
     """Codes from 0 to 255: a number is `scale x (code - zero)` of its row. What is not finite makes the scale so.
 
     `is_symmetric`: every zero is 128. `fixed`: the scale of all rows, and their zero less 128, as calibrated.
-    Shapes: x: [rows, width], float32 or bfloat16; codes: [rows, width + TAIL], uint8, which are written.
+    `keeps_outliers`: up to 16 numbers of a row that are six times as large as is usual in it, where it is symmetric.
+    Shapes: x: [rows, width], float32 or bfloat16; codes: [rows, width + ROW_TAIL], uint8, which are written.
     Bytes moved: x twice, the codes once.
     """
     (rows, width), (scale, zero) = x.shape, fixed or (0.0, 0)
-    task = RoundRowsTask(x.element_size(), rows, width, is_symmetric, float(scale), zero + 128, x, codes)
+    task = RoundRowsTask(
+        x.element_size(), rows, width, is_symmetric, float(scale), zero + 128, keeps_outliers, x, codes
+    )
     _region.launch(threads_for(x.numel()), task)
 
 
@@ -68,22 +90,28 @@ _region = ParallelRegion(_body)
 def _round(task, like):
     rows, width = field(task, AT.rows), field(task, AT.width)
     is_symmetric, fixed = field(task, AT.is_symmetric) != 0, float32_field(task, AT.scale)
+    keeps_outliers = field(task, AT.keeps_outliers) != 0
     x, codes = carray(pointer(task, AT.x, like), (rows, width)), field(task, AT.codes)
     first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
         for i in range(first, min(first + CHUNK_ROWS, rows)):
             low, high = _range(x[i])
+            at = codes + i * (width + ROW_TAIL)
+            kept = carray(elements_at(at + width + OUTLIERS_AT, INT32), (2 + 2 * MAX_OUTLIERS,))
+            kept[0] = 0
             if fixed > np.float32(0):
                 scale, zero = fixed, np.int32(field(task, AT.zero))
                 scale = scale if _is_finite(low) and _is_finite(high) else np.float32(np.nan)
             elif is_symmetric:
+                if keeps_outliers and _is_finite(low) and _is_finite(high):
+                    low, high = _set_aside(x[i], low, high, kept)
                 scale, zero = _symmetric(low, high), _MIDDLE
             else:
                 scale, zero = _asymmetric(low, high)
-            at = codes + i * (width + TAIL)
-            _encode(
-                x[i], scale, zero, is_symmetric and not fixed > np.float32(0), carray(elements_at(at, UINT8), (width,))
-            )
+            own = carray(elements_at(at, UINT8), (width,))
+            _encode(x[i], scale, zero, is_symmetric and not fixed > np.float32(0), own)
+            for k in range(kept[0]):
+                own[kept[2 + 2 * k]] = np.uint8(_MIDDLE)
             carray(elements_at(at + width, FLOAT32), (1,))[0] = scale
             carray(elements_at(at + width + 4, INT32), (1,))[0] = zero
         first = next_chunk(task) * CHUNK_ROWS
@@ -109,6 +137,36 @@ def _range(row):
         low = key if key < low else low
         high = key if key > high else high
     return np.int32(_swapped(low)).view(np.float32), np.int32(_swapped(high)).view(np.float32)
+
+
+@njit(**EXACT)
+def _set_aside(row, low, high, kept):
+    """Notes the row's outliers: their number, then column and bits of each. The range of what is left."""
+    width = row.shape[0]
+    square = sum_of_squares(row.ctypes.data, width, row) / np.float32(width) * _FAR
+    limit = np.float32(np.sqrt(square))
+    while limit > np.float32(0) and (-low > limit or high > limit):
+        count, least, most = 0, np.float32(0), np.float32(0)
+        for first in range(0, width, _BLOCK):
+            last = min(first + _BLOCK, width)
+            lowest, highest = _range(row[first:last])
+            if -lowest <= limit and highest <= limit:
+                least, most = min(least, lowest), max(most, highest)
+                continue
+            for j in range(first, last):
+                value = np.float32(widen(row[j]))
+                if -limit <= value <= limit:
+                    least, most = min(least, value), max(most, value)
+                else:
+                    if count < MAX_OUTLIERS:
+                        kept[2 + 2 * count] = j
+                        kept[3 + 2 * count] = np.float32(value).view(np.int32)
+                    count += 1
+        if count <= MAX_OUTLIERS:
+            kept[0] = count
+            return least, most
+        limit = np.float32(limit * np.float32(2))
+    return low, high
 
 
 @njit(**EXACT)

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.block_weight import BlockWeight
 from kernels.cpu import amx
 from kernels.cpu.byte_matrix import ByteMatrix
-from kernels.cpu.byte_rows import TAIL
+from kernels.cpu.byte_rows import ROW_TAIL, TAIL
 from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.memory import scratch_bytes
 from kernels.cpu.panel_matrix import AT, part_of
@@ -39,7 +39,7 @@ class ByteTileMatrix(ByteMatrix):
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         sums = min(group_rows, rows + PANEL)
-        return scratch_bytes((16, width + TAIL, 1), (sums, PANEL, 4), (1, PANEL, 4), (1, 64, 1))
+        return scratch_bytes((16, width + ROW_TAIL, 1), (sums, PANEL, 4), (1, PANEL, 4), (1, 64, 1))
 
 
 _sum_bytes = strip_sums(amx.byte_dot)
@@ -50,9 +50,9 @@ def _body(task):
     is_narrow = field(task, AT.itemsize) == 2
     for i in range(field(task, AT.num_parts)):
         if is_narrow:
-            multiply(part_of(task, i), space, UINT16, _sum_bytes, 1, TAIL)
+            multiply(part_of(task, i), space, UINT16, _sum_bytes, 1, TAIL, ROW_TAIL)
         else:
-            multiply(part_of(task, i), space, FLOAT32, _sum_bytes, 1, TAIL)
+            multiply(part_of(task, i), space, FLOAT32, _sum_bytes, 1, TAIL, ROW_TAIL)
     leave(task)
 
 

@@ -10,15 +10,16 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
+from kernels.cpu.byte_rows import MAX_OUTLIERS
 from kernels.cpu.dtypes import FLOAT32, INT32
 from kernels.cpu.memory import copy, elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import computing_constants, empty_result
 from kernels.cpu.task import FIELD_BYTES, TaskHeader, field, offsets_of
-from kernels.cpu.vector import store_gated, store_sums
+from kernels.cpu.vector import add_codes, store_gated, store_sums
 
-__all__ = ["AT", "PART_FIELDS", "PanelMatrix", "ProductTask", "epilogue", "part_of", "scale_sums"]
+__all__ = ["AT", "PART_FIELDS", "PanelMatrix", "ProductTask", "add_outliers", "epilogue", "part_of", "scale_sums"]
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the L2 cache while the weight goes by
 SERIAL_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
@@ -172,6 +173,30 @@ def scale_sums(sums, row, row_bytes, panel):
         scale, zero = carray(elements_at(at, FLOAT32), (1,))[0], carray(elements_at(at + 4, INT32), (1,))[0]
         for j in range(np.uintp(count)):
             sums[i, j] = np.float32(np.int32(whole[i, j] - np.int32(zero * totals[j]))) * (scale * scales[j])
+
+
+@njit(**EXACT)
+def add_outliers(sums, row, row_bytes, codes, scales, is_tiled):
+    """Adds to scaled sums what the rows' outliers make: they lie at `row`, as `byte_rows.py` says.
+
+    `codes`: of a panel, whose scales lie at `scales`: words of four columns for each of its rows, or, `is_tiled`, in
+    the matrix registers' order.
+    """
+    size, step = sums.shape[1], 4 * sums.shape[1]
+    for i in range(sums.shape[0]):
+        into = sums[i].ctypes.data
+        kept = carray(elements_at(row + i * row_bytes, INT32), (2 + 2 * MAX_OUTLIERS,))
+        for k in range(kept[0]):
+            column, value = np.intp(kept[2 + 2 * k]), np.int32(kept[3 + 2 * k]).view(np.float32)
+            up = np.int32(24 - 8 * (column % 4))
+            if is_tiled:
+                at = codes + column // 64 * (64 * size) + column % 64 // 4 * 64
+                add_codes(into, at, up, value, scales)
+                add_codes(into + 64, at + 1024, up, value, scales + 64)
+            else:
+                at = codes + column // 4 * step
+                for first in range(0, 4 * size, 64):
+                    add_codes(into + first, at + first, up, value, scales + first)
 
 
 def epilogue(panel: int) -> Callable[..., None]:

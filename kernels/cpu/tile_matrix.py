@@ -10,10 +10,11 @@ from numba import carray, njit
 from torch import Tensor
 
 from kernels.cpu import amx
+from kernels.cpu.byte_rows import OUTLIERS_AT
 from kernels.cpu.dtypes import FLOAT32, UINT8, UINT16
 from kernels.cpu.memory import copy, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of, scale_sums
+from kernels.cpu.panel_matrix import AT, PanelMatrix, add_outliers, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 
@@ -55,9 +56,10 @@ _SUMS_STRIDE = PANEL * 4  # bytes of one row's float32 sums of a panel
 
 
 @njit(**EXACT)
-def multiply(task, space, like, sum_strip, element_bytes, tail=0):
+def multiply(task, space, like, sum_strip, element_bytes, tail=0, row_tail=0):
     """Takes chunks until none is left. The result's elements are like `like`'s; those of the inputs and of the packed
-    weight have so many bytes, which `sum_strip` multiplies. `tail`: as in `vector_matrix.multiply`.
+    weight have so many bytes, which `sum_strip` multiplies. `tail`, `row_tail`: as in
+    `vector_matrix.multiply`.
     """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
@@ -66,7 +68,7 @@ def multiply(task, space, like, sum_strip, element_bytes, tail=0):
     x, weight, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated, row_bytes = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0, width * element_bytes
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
-    stride, panel_bytes = row_bytes + tail, PANEL * (row_bytes + tail)
+    stride, panel_bytes = row_bytes + row_tail, PANEL * (row_bytes + tail)
     whole = rows // 16 * 16
     rest, space = zeros_at(space, 16, stride, UINT8)
     copy(x + whole * stride, rest.ctypes.data, (rows - whole) * stride)
@@ -96,7 +98,9 @@ def multiply(task, space, like, sum_strip, element_bytes, tail=0):
                     if tail:
                         tails = panel_at + PANEL * row_bytes
                         scale_sums(found[:16], upper + row_bytes, stride, tails)
+                        add_outliers(found[:16], upper + row_bytes + OUTLIERS_AT, stride, panel_at, tails, True)
                         scale_sums(found[16:], lower + row_bytes, stride, tails)
+                        add_outliers(found[16:], lower + row_bytes + OUTLIERS_AT, stride, panel_at, tails, True)
                     _store_result(found, bias, target, out_width * like.itemsize, used, is_gated, like)
         chunk = next_chunk(task)
     amx.configure(before.ctypes.data)

@@ -19,6 +19,7 @@ from kernels.cpu.memory import emit_prefetch
 
 __all__ = [
     "LANES",
+    "add_codes",
     "dot",
     "fuse",
     "load_as_floats",
@@ -276,3 +277,25 @@ def store_gated(context, gates, added_gates, ups, added_ups, target, like):
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5, like), generate
+
+
+@intrinsic
+def add_codes(context, target, words, up, value, scales):
+    """Adds to sixteen float32 `value` times a code of each of sixteen words, times its scale: rounded each time.
+
+    The code is the byte that lies uppermost once the word is moved up so many bits.
+    """
+
+    def generate(context, builder, signature, arguments):
+        target, words, up, value, scales = arguments
+        one = ir.Constant(target.type, 0)
+        found = builder.load(_pointer(builder, words, one, 0, _WORDS), align=4)
+        found = builder.ashr(builder.shl(found, splat(builder, up, _WORDS)), ir.Constant(_WORDS, [24] * LANES))
+        scale = builder.load(_pointer(builder, scales, one, 0, _FLOATS), align=4)
+        weights = builder.fmul(builder.sitofp(found, _FLOATS), scale)
+        place = _pointer(builder, target, one, 0, _FLOATS)
+        products = builder.fmul(splat(builder, value, _FLOATS), weights)
+        builder.store(builder.fadd(builder.load(place, align=4), products), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.int32, types.float32, types.intp), generate

@@ -11,11 +11,12 @@ import numpy as np
 from numba import carray, njit
 from torch import Tensor
 
+from kernels.cpu.byte_rows import OUTLIERS_AT
 from kernels.cpu.dtypes import FLOAT32, UINT16, widen
 from kernels.cpu.instructions import has_avx512
 from kernels.cpu.memory import array_at, copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of, scale_sums
+from kernels.cpu.panel_matrix import AT, PanelMatrix, add_outliers, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
@@ -81,11 +82,11 @@ def widen_rows(x, target, first, count, width):
 
 
 @njit(**EXACT)
-def multiply(task, space, like, held, columns_of_step=1, tail=0):
+def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0):
     """Takes chunks until none is left. The result's elements are like `like`'s, those of the packed weight like
     `held`'s: float32, bfloat16 to be widened with its inputs, or words of two of it or of four bytes, which are
-    multiplied as they are. Behind a row of bytes lie its scale and its zero, `tail` bytes; behind a panel as many of
-    each of its rows.
+    multiplied as they are. Behind a panel of bytes lie scale and zero of each of its rows, `tail` bytes, and behind a
+    row of the inputs its own and its outliers, `row_tail`.
     """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     if rows == 0:  # an expert that no row chose
@@ -95,7 +96,7 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0):
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
     widens, width = held.itemsize == 2, field(task, AT.width)
     steps = width // columns_of_step
-    row_bytes, step_bytes = steps * 4 + tail, PANEL * held.itemsize
+    row_bytes, step_bytes = steps * 4 + row_tail, PANEL * held.itemsize
     panel_bytes = steps * step_bytes + PANEL * tail
     columns = PANEL // 2 if is_gated else PANEL  # of the result, for each panel
     strip = STRIP_BYTES // step_bytes
@@ -154,7 +155,9 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0):
                     target = result + (row * out_width + panel * columns) * like.itemsize
                     real, stride = found[: last - row], out_width * like.itemsize
                     if tail:
-                        scale_sums(real, own + steps * 4, row_bytes, weight + (panel + 1) * panel_bytes - PANEL * tail)
+                        at, tails = own + steps * 4, weight + (panel + 1) * panel_bytes - PANEL * tail
+                        scale_sums(real, at, row_bytes, tails)
+                        add_outliers(real, at + OUTLIERS_AT, row_bytes, weight + panel * panel_bytes, tails, False)
                     _store_result(real, bias, target, stride, min(out_width - panel * columns, columns), is_gated, like)
                 row += count
         chunk = following

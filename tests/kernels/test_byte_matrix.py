@@ -10,7 +10,7 @@ import torch
 
 from kernels.block_weight import MAX_BYTE_WIDTH, BlockWeight, ByteKind, quantised
 from kernels.cpu.byte_matrix import ByteMatrix
-from kernels.cpu.byte_rows import TAIL, round_rows
+from kernels.cpu.byte_rows import MAX_OUTLIERS, ROW_TAIL, round_rows
 from kernels.cpu.instructions import ByteDots, byte_dots
 from kernels.linear import pack_blocks
 
@@ -19,6 +19,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 WAYS = pytest.mark.parametrize("way", [way for way in ByteDots if way <= byte_dots()], ids=lambda way: way.name)
 KINDS: dict[ByteKind, tuple[float, int] | None] = {
     "w8a8": None,
+    "w8a8 with outliers": None,
     "w8a8 asymmetric": None,
     "w8a8 static": (0.02, 0),
 }
@@ -46,7 +47,7 @@ def _rounded(x: torch.Tensor, kind: ByteKind, fixed: tuple[float, int] | None) -
     x = x.float()
     if fixed is not None:
         scale, zero = torch.full((len(x), 1), fixed[0]), torch.full((len(x), 1), fixed[1])
-    elif kind == "w8a8":
+    elif kind in ("w8a8", "w8a8 with outliers"):  # of which these rows have none
         scale, zero = x.abs().amax(1, keepdim=True) / 127, torch.zeros(len(x), 1)
     else:
         low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
@@ -69,12 +70,44 @@ def test_codes_are_those_of_the_scheme(kind: ByteKind, dtype: torch.dtype) -> No
     x = (torch.randn(33, 130)[:, :128] * torch.logspace(-6, 3, 33)[:, None]).to(dtype)
     x[5] = x[5].abs()  # a row without negative numbers
     for fixed in (KINDS[kind], None if KINDS[kind] is None else (0.5, -40)):
-        found = torch.empty(33, 128 + TAIL, dtype=torch.uint8)
+        found = torch.empty(33, 128 + ROW_TAIL, dtype=torch.uint8)
         round_rows(x.contiguous(), found, is_symmetric=kind != "w8a8 asymmetric", fixed=fixed)
-        scales, zeros = (found[:, -TAIL + i :][:, :4].contiguous().view(torch.float32) for i in (0, 4))
+        scales, zeros = (found[:, 128 + i :][:, :4].contiguous().view(torch.float32) for i in (0, 4))
         codes, scale = _rounded(x, kind, fixed)
-        assert torch.equal(found[:, :-TAIL].long() - zeros.view(torch.int32), codes)
+        assert torch.equal(found[:, :128].long() - zeros.view(torch.int32), codes)
         assert torch.equal(scales, scale)
+
+
+def _with_outliers(rows: int, width: int) -> torch.Tensor:
+    """Rows with none, a few and many numbers that are far larger than the others."""
+    x = torch.randn(rows, width)
+    for i in range(rows):
+        places = torch.randperm(width)[: (0, 1, 3, MAX_OUTLIERS, MAX_OUTLIERS + 9)[i % 5]]
+        x[i, places] *= 60
+    return x
+
+
+@WAYS
+@DTYPES
+def test_outliers_are_multiplied_as_they_are_and_leave_the_others_their_digits(
+    way: ByteDots, dtype: torch.dtype
+) -> None:
+    weight, x = quantised(torch.randn(130, 768) * 0.05, "w8a8"), _with_outliers(40, 768).to(dtype)
+    assert weight.kind == "w8a8 with outliers"
+    wanted = x.double() @ weight.dequantised().double().T
+    found, rounded = (
+        ByteMatrix(replace(weight, kind=kind), dtype, dots=way)(x).double() - wanted
+        for kind in ("w8a8 with outliers", "w8a8")
+    )
+    worst = (found.square().mean(1) / rounded.square().mean(1)).sqrt()
+    few = torch.arange(40) % 5
+    assert (worst[few == 0] == 1).all()
+    assert (worst[few == 4] <= 1.01).all()  # of too many the largest
+    # Of sixteen some are no six times as large as is usual, as they are usual themselves.
+    for which, most in ((1, 0.2), (2, 0.3), (3, 0.6)):
+        assert worst[few == which].mean() < (most if dtype == torch.float32 else 0.7)  # the result's own digits
+    plain = ByteMatrix(weight, dtype, dots=ByteDots.PLAIN)(x)
+    assert torch.equal(ByteMatrix(weight, dtype, dots=way)(x), plain)
 
 
 def test_a_row_of_zeros_has_codes_of_zero_and_one_that_is_not_finite_a_scale_that_tells() -> None:
@@ -125,7 +158,7 @@ def test_every_way_has_the_same_bits(way: ByteDots, dtype: torch.dtype, is_gated
 def test_rows_have_the_same_bits_in_every_batch(kind: ByteKind, dtype: torch.dtype) -> None:
     matrix = ByteMatrix(_weight(kind, 130, 768, KINDS[kind]), dtype)
     group = matrix._group_rows()
-    x = torch.randn(group + 45, 768).to(dtype)
+    x = _with_outliers(group + 45, 768).to(dtype)
     whole = matrix(x)
     assert torch.equal(matrix(x.flip(0)).flip(0), whole)
     for first, last in ((0, 1), (3, 20), (16, 48), (group - 1, group + 40), (7, 7)):

@@ -67,12 +67,14 @@ def test_products_of_bytes_have_the_bits_of_those_on_vector_registers(
     tiles = on_software_tiles("byte_tiles", monkeypatch).ByteTileMatrix
     for (out, width), is_gated in (((70, 64), False), ((130, 640), True)):
         weight, bias = quantised(torch.randn(out, width), "w8a8"), torch.randn(out)
-        for kind in ("w8a8", "w8a8 asymmetric"):
+        for kind in ("w8a8", "w8a8 asymmetric", "w8a8 with outliers"):
             for dtype in (torch.float32, torch.bfloat16):
                 own = replace(weight, kind=kind)
                 found, wanted = (of(own, dtype, is_gated=is_gated) for of in (tiles, ByteMatrix))
                 for rows in (0, 1, 15, 16, 17, 33, 70):
-                    x = torch.randn(rows, width).to(dtype)
+                    x = torch.randn(rows, width)
+                    x[::3, 7::31] *= 50  # outliers
+                    x = x.to(dtype)
                     assert torch.equal(found(x, bias), wanted(x, bias))
 
 
