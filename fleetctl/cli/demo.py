@@ -76,18 +76,20 @@ def register(app: typer.Typer) -> None:
 
 async def _told(stack: Stack, plan: DemoPlan, output: Output, on_terminal: bool, is_tour: bool) -> DemoReport:
     """The story in the cockpit or in lines; as a tour where a person is to take part."""
+    from fleetctl.cli.cockpit_shell import CockpitShell
     from fleetctl.demo.screen import run_in_cockpit
     from fleetctl.demo.start_screen import start_screen
     from fleetctl.demo.story import run_demo
     from fleetctl.demo.tour import run_tour
 
     settings = stack.settings
+    shell = CockpitShell(replace(current(), state_dir=settings.state_dir))
     if is_tour:
         with start_screen(stdout(), settings.fleet.nodes) as tell:
             view = await stack.up(tell)
-        return await run_tour(stack, view, plan, lambda: make_client(settings))
+        return await run_tour(stack, view, plan, lambda: make_client(settings), shell)
     if on_terminal:
-        return await run_in_cockpit(stack, plan, lambda: make_client(settings))
+        return await run_in_cockpit(stack, plan, lambda: make_client(settings), shell)
     return await run_demo(stack, plan, _line_printer(output))
 
 

@@ -11,10 +11,14 @@ from fleetctl.demo.report import DemoReport
 from fleetctl.demo.story import DemoPlan, run_demo
 from fleetctl.stack import Stack
 from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.shell import Shell
 
 
-async def run_in_cockpit(stack: Stack, plan: DemoPlan, client_factory: Callable[[], ControllerClient]) -> DemoReport:
-    """Tell the story in the cockpit. Raises KeyboardInterrupt when the person quits before its end."""
+async def run_in_cockpit(
+    stack: Stack, plan: DemoPlan, client_factory: Callable[[], ControllerClient], shell: Shell
+) -> DemoReport:
+    """Tell the story in the cockpit. `shell`: for what is typed there. Raises KeyboardInterrupt when the person quits
+    before its end."""
     lines: list[str] = []
     screen: Cockpit | None = None
 
@@ -31,7 +35,14 @@ async def run_in_cockpit(stack: Stack, plan: DemoPlan, client_factory: Callable[
 
     story = asyncio.ensure_future(run_demo(stack, plan, tell))
     try:
-        await run_cockpit(client_factory, title="fleetctl demo", until=asyncio.wait({story}), by="demo", on_ready=show)
+        await run_cockpit(
+            client_factory,
+            title="fleetctl demo",
+            until=asyncio.wait({story}),
+            by="demo",
+            on_ready=show,
+            shell=shell,
+        )
     finally:
         quit_early = not story.done()
         if quit_early:

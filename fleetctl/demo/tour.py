@@ -15,14 +15,15 @@ from fleetctl.demo.report import DemoReport
 from fleetctl.demo.story import DemoPlan, tell_story
 from fleetctl.stack import Stack, StackView
 from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.shell import Shell
 
 SAID_EVERY_S = 0.25
 
 
 async def run_tour(
-    stack: Stack, view: StackView, plan: DemoPlan, client_factory: Callable[[], ControllerClient]
+    stack: Stack, view: StackView, plan: DemoPlan, client_factory: Callable[[], ControllerClient], shell: Shell
 ) -> DemoReport:
-    """Tell the story over a fleet that is up, until the person leaves after its end.
+    """Tell the story over a fleet that is up, until the person leaves after its end. `shell`: for what is typed there.
 
     Raises KeyboardInterrupt when they leave before it. The caller stops the fleet.
     """
@@ -63,6 +64,7 @@ async def run_tour(
             client_factory,
             title="fleetctl demo",
             until=failed.wait(),
+            shell=shell,
             on_ready=lambda cockpit: guiding.append(asyncio.ensure_future(guide(cockpit))),
         )
     finally:

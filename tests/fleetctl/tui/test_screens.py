@@ -19,7 +19,7 @@ from tests.fixtures import ROOT
 from tests.fixtures.cockpit import NOW
 from tests.fixtures.cockpit_fleet import full_controller
 from tests.fixtures.cockpit_picture import difference, kept, lines_of, picture
-from tests.fixtures.cockpit_screen import cockpit, wait_for, wait_for_text
+from tests.fixtures.cockpit_screen import cockpit, screen_lines, wait_for, wait_for_text
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +69,25 @@ async def test_each_screen_is_as_it_was(size: tuple[int, int], tmp_path: Path) -
                 (tmp_path / path.name).write_text(shown, encoding="utf-8")
                 wrong.append(difference(kept(path), shown, path.name))
     assert not wrong, "\n\n".join([*wrong, f"the new pictures are in {tmp_path}; make cockpit-screens keeps them"])
+
+
+async def test_at_three_hundred_columns_every_screen_is_drawn_with_its_numbers_near() -> None:
+    controller = full_controller()
+    reader = SnapshotReader(controller, lambda: NOW)
+    reader.heard(controller.events_now)
+    snapshot = await reader.read(Wanted(frozenset(Part), node="chat-1", alert="f"))
+    async with cockpit(controller, size=(300, 80), polling=False) as (app, pilot):
+        app.post_message(SnapshotTaken(snapshot))
+        await wait_for_text(pilot, SEEN[Place.NOW])
+        for key, place in JUMPS.items():
+            if place is Place.NODE:
+                await pilot.press("g", "f")
+                app.query_one("#nodes", LiveTable).select("chat-1")
+            await pilot.press("g", key)
+            await wait_for_text(pilot, SEEN[place])
+            if place is Place.FLEET:
+                (line,) = (one for one in screen_lines(app) if one.lstrip().startswith("chat-2 "))
+                assert line.index("◐ draining") < 50
 
 
 def test_no_screen_is_kept_that_nothing_draws() -> None:
