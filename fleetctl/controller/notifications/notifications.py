@@ -47,7 +47,9 @@ log = structlog.get_logger()
 
 MAX_TRIED = 20  # messages to one receiver in one turn
 MAX_IMPACTS = 5  # in one turn: each reads the series
-IMPACT_FOR_S, IMPACT_SHARE, MAX_KNOWN_IMPACTS = 5.0, 0.05, 100  # of a core
+IMPACT_FOR_S, IMPACT_WAIT_S = 5.0, 0.3
+IMPACT_SHARE = 0.05  # of a core
+MAX_KNOWN_IMPACTS = 100
 TOO_MANY = "not looked at: too much happens at once"
 _S = NotificationState
 
@@ -110,6 +112,7 @@ class Notifications:
         self._failing: dict[str, str] = {}  # receiver to why
         self._delivered_at: dict[str, float] = {}
         self._impacts: dict[str, _KnownImpact] = {}  # by incident
+        self._looking: dict[str, asyncio.Task[None]] = {}  # by incident
         records.timeline.listen(self._hear)
         for row in self._rows.values():
             self._note_outcome(row)
@@ -184,9 +187,10 @@ class Notifications:
 
     async def stop(self) -> None:
         """Let go of what is under way: it is sent again by whoever is next."""
-        for task in self._tasks.values():
+        under_way = [*self._tasks.values(), *self._looking.values()]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
 
     async def test(self, name: str, by: str) -> wire.Notification:
         """Tell one receiver that this is a test, once and at once. Raises BadInputError: there is none of this name."""
@@ -245,22 +249,35 @@ class Notifications:
         return dashboard_link(self._links, incident.scope, since, incident.resolved_at)
 
     async def impact_of(self, incident: Incident) -> str:
-        """What users felt of an open incident so far, in words; "" of one that is over. The series are read for it:
-        whoever asks over and over is told the same for a while, longer where reading takes long."""
+        """What users felt of an open incident so far, in words; "" of one that is over. The series are read for it: who
+        asks over and over is told the same for a while, longer where reading takes long; who asks first, of a large
+        fleet, is told nothing yet."""
         if incident.resolved_at is not None:
             return ""
         now = self._clock.now()
-        known = self._impacts.get(incident.id)
-        if known is not None and now < known.until:
-            return known.words
+        known, looking = self._impacts.get(incident.id), self._looking.get(incident.id)
+        if looking is None and (known is None or now >= known.until):
+            looking = self._looking[incident.id] = asyncio.create_task(self._look(incident), name="impact")
+            looking.add_done_callback(lambda done: self._looked(incident.id, done))
+        if known is None and looking is not None:
+            await asyncio.wait({looking}, timeout=IMPACT_WAIT_S)
+            known = self._impacts.get(incident.id)
+        return known.words if known is not None else ""
+
+    def _looked(self, incident_id: str, done: asyncio.Task[None]) -> None:
+        del self._looking[incident_id]
+        if not done.cancelled() and (error := done.exception()) is not None:  # the next who asks has it looked at anew
+            log.warning("impact.unread", incident_id=incident_id, error=repr(error))
+
+    async def _look(self, incident: Incident) -> None:
         runs = await self._source.runs_of(incident.id)
         begun_s = time.thread_time()
         words = await self._source.impact(incident, runs)
         took_s = time.thread_time() - begun_s
         if len(self._impacts) >= MAX_KNOWN_IMPACTS:
             self._impacts.clear()
-        self._impacts[incident.id] = _KnownImpact(words, now + max(IMPACT_FOR_S, took_s / IMPACT_SHARE))
-        return words
+        until = self._clock.now() + max(IMPACT_FOR_S, took_s / IMPACT_SHARE)
+        self._impacts[incident.id] = _KnownImpact(words, until)
 
     def _receiver_view(self, receiver: ReceiverSettings, now: float) -> wire.Receiver:
         mine = [row for row in self._rows.values() if row.receiver == receiver.name]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import structlog
 from diagnostics.incident import Incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.settings.notifications import LinkSettings, NotificationSettings
-from tests.fixtures.controller import NoProvider, make_config
+from tests.fixtures.controller import NoProvider, make_config, until
 from tests.fixtures.driven import DrivenClock
 from tests.fixtures.notifying import acknowledged, make_incident, resolved, with_cause
 from tests.fixtures.receivers import HttpReceiver, MailServer, http_receiver, mail_server, make_certificate
@@ -110,6 +112,34 @@ async def test_what_users_felt_of_an_open_incident_is_told_without_receivers_too
         over = await controller.notifications.impact_of(resolved(incident, clock.now()))
     assert told == "requests lost: not known (the gateway was not scraped before it began)"
     assert over == ""
+
+
+async def test_who_asks_for_what_users_felt_waits_no_longer_than_a_moment_and_is_told_the_same_for_a_while(
+    tmp_path: Path,
+) -> None:
+    clock = DrivenClock()
+    may_end, asked = asyncio.Event(), 0
+
+    async def slowly(incident: Incident, runs: object) -> str:
+        nonlocal asked
+        asked += 1
+        await may_end.wait()
+        return f"look {asked}"
+
+    async with controller_with(tmp_path, clock) as controller:
+        notifications = controller.notifications
+        incident = await tell(controller, make_incident(at=clock.now()))
+        notifications._source = replace(notifications._source, impact=slowly)
+        assert await notifications.impact_of(incident) == ""
+        assert await notifications.impact_of(incident) == ""
+        may_end.set()
+        await until(lambda: _true(not notifications._looking), "it was read")
+        assert [await notifications.impact_of(incident) for _ in range(3)] == ["look 1"] * 3
+    assert asked == 1
+
+
+async def _true(found: bool) -> bool:
+    return found
 
 
 async def test_a_mail_is_answered_by_those_after_it(tmp_path: Path, mail: MailServer) -> None:
