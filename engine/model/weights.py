@@ -6,6 +6,7 @@ file straight into its place, so loading needs no second copy of the model.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ from kernels.linear import DeviceMatrix, Weight, pack, pack_blocks, takes_blocks
 
 Quantization = Literal["int8", "int4", "w8a8"]
 EMBEDDING = "model.embed_tokens.weight"
+_LAYER_MATRIX = re.compile(r"\.layers\..*(_proj|\.w[123])\.weight$")  # routers are not rounded either
 
 log = structlog.get_logger()
 
@@ -185,16 +187,23 @@ def load_weights(
                 done += 1
                 if progress is not None:
                     progress("loading", done / len(places))
-    _tell(model, places)
+    if _tell(model, places) and quantization is not None:
+        remedy = "blocks stay as the file has them: leave --quantization out, or give the unquantised model"
+        log.warning("quantization.not_applied", quantization=quantization, remedy=remedy)
     return weights
 
 
 def kept_bytes(model: ModelDir, *, dtype: torch.dtype, device: str) -> int:
-    """What the weights take on the device once they are packed, at most; nothing is allocated or read for it."""
+    """What the weights take on the device once they are packed, at most; nothing is allocated for it."""
     packed = None if model.packed is None else PackedTensors(model)
     layout_of = _block_layouts(model, packed) if takes_blocks(device, dtype) else _no_blocks
+
+    def read_layout(names: list[str]) -> BlockLayout | None:
+        with torch.device("cpu"):  # scales are looked at for it
+            return layout_of(names)
+
     with torch.device("meta"):
-        _, places = _allocate(model.config, dtype, "meta", layout_of)
+        _, places = _allocate(model.config, dtype, "meta", read_layout)
     return sum(p.num_bytes if isinstance(p, BlockWeight) else p.nbytes for of in places.values() for p in of)
 
 
@@ -205,14 +214,15 @@ def _opened(path: Path | None, packed: PackedTensors | None) -> Any:
     return GgufTensors(path) if is_gguf(path) else safe_open(path, framework="pt")
 
 
-def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> None:
-    """Logs what became of a quantised checkpoint: bytes that are kept in blocks, and bytes that were expanded."""
+def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> bool:
+    """Logs what became of a quantised checkpoint: bytes that are kept in blocks, and bytes that were expanded. Whether
+    every matrix of its layers is kept."""
     if is_gguf(model.path):
         scheme, names = "gguf", GgufTensors(model.path).quantised(places)
     else:
         scheme, names = None if model.packed is None else model.packed.method, list(model.parts)
     if not names:
-        return
+        return False
     kept, expanded = defaultdict(int), 0
     for name in names:
         for place in places[name]:
@@ -221,6 +231,8 @@ def _tell(model: ModelDir, places: dict[str, list[Tensor | BlockWeight]]) -> Non
             else:
                 expanded += place.nbytes
     log.info("weights.quantised", scheme=scheme, kept_bytes=dict(kept), expanded_bytes=expanded)
+    in_layers = [place for name, of in places.items() for place in of if _LAYER_MATRIX.search(name)]
+    return all(isinstance(place, BlockWeight) for place in in_layers)
 
 
 def _no_blocks(names: list[str]) -> BlockLayout | None:

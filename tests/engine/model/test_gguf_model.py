@@ -148,6 +148,18 @@ def test_a_start_says_which_blocks_were_kept(wide: Path, tmp_path: Path) -> None
     assert line["expanded_bytes"] == 2 * 256 * 512 * 4 + 96 * 256 * 4  # of two layers, and the embedding's rows
 
 
+@pytest.mark.parametrize(("others", "is_told"), [({}, True), ({"ffn_down": Type.F16}, False)], ids=["all", "some"])
+def test_rounding_what_is_quantised_already_is_told_as_nothing(
+    wide: Path, tmp_path: Path, others: dict[str, Type], is_told: bool
+) -> None:
+    file = write_gguf(wide, tmp_path / "model.gguf", Type.Q8_0, others=others)
+    with capture_logs() as said:
+        load_weights(open_model(file), dtype=torch.float32, device="cpu", quantization="int4")
+    assert [entry["quantization"] for entry in said if entry["event"] == "quantization.not_applied"] == (
+        ["int4"] if is_told else []
+    )
+
+
 def test_a_directory_that_holds_one_is_as_good_as_the_file(wide: Path, tmp_path: Path) -> None:
     file = write_gguf(wide, tmp_path / "model.gguf", Type.Q4_0)
     of_directory, of_file = open_model(tmp_path), open_model(file)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.model.config import BadConfigError
 from engine.model.directory import BadModelError, open_model
 from engine.model.packed_weights import packed_format
-from engine.model.weights import DenseWeights, load_weights
+from engine.model.weights import DenseWeights, kept_bytes, load_weights
 from kernels.block_weight import BlockWeight
 from tests.engine.model.test_gguf_model import _logits, wide  # noqa: F401
 
@@ -91,6 +91,19 @@ def test_logits_are_those_of_the_dequantised_weights(
         torch.testing.assert_close(_logits(packed), _logits(plain), atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(_logits(packed), _logits(plain))
+
+
+@pytest.mark.parametrize(("method", "act_order"), [("awq", False), ("gptq", False), ("gptq", True)])
+def test_bytes_are_reckoned_before_anything_is_loaded(
+    wide: Path,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+    act_order: bool,
+) -> None:
+    told = {"quant_method": method, "bits": 4, "group_size": GROUP, "desc_act": act_order}
+    packed, plain = (open_model(path) for path in _write(wide, tmp_path, told, act_order=act_order))
+    found, whole = (kept_bytes(model, dtype=torch.float32, device="cuda") for model in (packed, plain))
+    assert found < whole / 2
 
 
 def test_act_order_stays_in_blocks_where_matrices_of_the_same_inputs_have_one(
