@@ -78,7 +78,7 @@ class _CauseForm(BaseModel):
         default_factory=list, max_length=20
     )
     often: list[_Name] = Field(default_factory=list, max_length=50)
-    may: list[_Name] = Field(default_factory=list, max_length=50)
+    may: list[_Name] = Field(default_factory=list, max_length=100)
     never: list[_Name] = Field(default_factory=list, max_length=50)
     prior: float = Field(default=1.0, gt=0, le=10)
     at_most: Literal["confirmed", "likely"] = "confirmed"

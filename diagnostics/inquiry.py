@@ -42,7 +42,7 @@ def diagnose_alerts(
     now = last_fired(alerts, now)
     if not found:
         return _without_tree(knowledge, trees, no_tree, alerts, scope, store, now, told)
-    return diagnose(knowledge, found, scope, store, now, onset, told)
+    return diagnose(knowledge, found, scope, store, now, onset, told, onsets_elsewhere(trees, found))
 
 
 def _without_tree(
@@ -102,6 +102,12 @@ def last_fired(alerts: Sequence[FiredAlert], now: float) -> float:
         return now
     ended_at, last = max(ended, key=lambda pair: pair[0])
     return min(now, max(last.fired_at or 0.0, ended_at - LAST_LOOK_S))
+
+
+def onsets_elsewhere(trees: Mapping[str, Tree], found: Sequence[Tree]) -> list[str]:
+    """The symptom series of the trees that none of the alerts leads to."""
+    asked = {tree.name for tree in found}
+    return [template for tree in trees.values() if tree.name not in asked for template in tree.onset]
 
 
 def trees_for_alerts(trees: Mapping[str, Tree], alerts: Sequence[FiredAlert]) -> list[Tree]:

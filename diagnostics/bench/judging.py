@@ -23,6 +23,7 @@ from diagnostics.severity import severity_rank
 
 FINE_STEP_MS = 5_000
 COARSE_STEP_MS = 15_000
+OWN_BEFORE_S = 900.0  # a rollout that a fault follows
 _FINE_BEFORE_S = 120.0  # around the onset and around each time of judgement rules run at every scrape
 _FINE_AFTER_S = 600.0
 
@@ -144,7 +145,9 @@ class Bench:
         now = ONSET + age_s
         began = time.process_time()
         relevant = [one for one in incidents if one.resolved_at is None or one.resolved_at > ONSET]
-        opened = [one for one in relevant if one.status is not IncidentStatus.RESOLVED] or relevant[-1:]
+        opened = [one for one in relevant if one.status is not IncidentStatus.RESOLVED]
+        # Of what is over by now the last one that began with the fault; one that had stood before it is another story.
+        opened = opened or [one for one in relevant if one.opened_at >= ONSET - OWN_BEFORE_S][-1:]
         ranked = sorted(opened, key=_gravity)
         found: list[Diagnosis] = [self._under.diagnose(one, store, now) for one in ranked]
         if not found:

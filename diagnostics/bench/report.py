@@ -42,7 +42,8 @@ def _temperatures(results: Sequence[Result], tuned: Sequence[Result]) -> str:
     )
     if not held_out:
         return text
-    losses = [f"{log_loss(held_out, TEMPERATURE / one):.3f} at {one:.2f}" for one in (2.0, TEMPERATURE, best)]
+    tried = dict.fromkeys((TEMPERATURE, modest, best))
+    losses = [f"{log_loss(held_out, TEMPERATURE / one):.3f} at {one:.2f}" for one in tried]
     return f"{text} Log loss on the held-out ones: {', '.join(losses)}."
 
 

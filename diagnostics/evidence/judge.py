@@ -40,6 +40,14 @@ YOUNG_STEP_S = (
 )
 YOUNG_S = 300.0
 AGED_S = 600.0  # alerts that began so soon after the record did have no past; and a change needs as much before it
+OLD_S = 5400.0  # alerts that have stood for so long are how it always is: what joins them is another story
+# What users send and get: a fault that no series of the trees shows is in one of them.
+TRAFFIC = (
+    "sum(llm:arrivals:rate{{{scope}}})",
+    "sum(llm:generation_tokens:rate{{{scope}}})",
+    "sum(llm:aborted:rate{{{scope}}}) / (sum(llm:requests:rate{{{scope}}}) > 0)",
+    "max(llm:arrivals_share{{{scope}}})",
+)
 LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
@@ -82,10 +90,12 @@ def diagnose(
     now: float,
     active_at: float | None,
     told: frozenset[str] = frozenset(),
+    elsewhere: Sequence[str] = (),
 ) -> Diagnosis:
     """What the trees of the alerts that stand, the gravest first, say of `scope`.
 
-    `active_at`: when the first of the alerts began, None: now. `told`: causes that other incidents were given. Causes
+    `active_at`: when the first of the alerts began, None: now. `told`: causes that other incidents were given.
+    `elsewhere`: symptom series of other trees, for alerts so old that what is asked about began later. Causes
     are scored for the trees that say what to ask; a tree with branches of its own is walked, and counts where it is
     surer.
     """
@@ -94,7 +104,8 @@ def diagnose(
     found: list[Diagnosis] = []
     if judged:
         scope = with_pool(scope, store, now)
-        onset = _onset_of_alerts([one for tree in judged for one in tree.onset], scope, store, active_at, now)
+        own = [one for tree in judged for one in tree.onset]
+        onset = _onset_of_alerts(own, [*elsewhere, *TRAFFIC], scope, store, active_at, now)
         ask = [name for tree in judged for name in tree.ask]
         found.append(judge(knowledge, [tree.name for tree in judged], ask, scope, store, now, onset, told=told))
     found += [walk(tree, scope, store_query(store, now), now, active_at) for tree in trees if not tree.is_judged]
@@ -157,16 +168,29 @@ def with_pool(scope: Mapping[str, str], store: SeriesStore, now: float) -> Mappi
 
 
 def _onset_of_alerts(
-    templates: Sequence[str], scope: Mapping[str, str], store: SeriesStore, active_at: float, now: float
+    templates: Sequence[str],
+    others: Sequence[str],
+    scope: Mapping[str, str],
+    store: SeriesStore,
+    active_at: float,
+    now: float,
 ) -> Onset:
-    """When what the alerts tell of began. Alerts as old as the record leave nothing to compare with: where what they
-    tell of has changed since, for good, that change is asked about."""
+    """When what the alerts tell of began.
+
+    Alerts as old as the record leave nothing to compare with, and those that have stood for hours are how it always is:
+    where something has changed since, for good, that change is asked about; what the alerts tell of comes first.
+    """
     onset = onset_of_series(templates, scope, store, active_at, now)
     since = kept_since(store)
-    if since is None or onset.early - since >= AGED_S or now - onset.at < AGED_S:
+    age_s = now - onset.at
+    is_aged = since is not None and (age_s >= OLD_S or (onset.early - since < AGED_S and age_s >= AGED_S))
+    if since is None or not is_aged:
         return onset
-    later = onset_of_series(templates, scope, store, now, now)
-    return later if now > later.at and later.early - since >= AGED_S else onset
+    for asked in (templates, others):
+        later = onset_of_series(asked, scope, store, now, now, not_before=since + AGED_S)
+        if onset.late < later.at < now:
+            return later
+    return onset
 
 
 def onset_of_series(
@@ -176,6 +200,7 @@ def onset_of_series(
     active_at: float,
     now: float,
     look_back_s: float = LOOK_BACK_S,
+    not_before: float = -math.inf,
 ) -> Onset:
     """When what the alerts tell of began, by the trees' own symptom series for the scope."""
     since = kept_since(store)
@@ -188,7 +213,7 @@ def onset_of_series(
             series.append(_symptom(query, store, active_at - look_back_s, now, since))
         except (BadExpressionError, QueryError):
             continue
-    onset = find_onset(series, active_at, now, look_back_s)
+    onset = find_onset(series, active_at, now, look_back_s, not_before)
     if since is None:
         return onset
     # Of a young record a past that may hold the first seconds of it says more than none.

@@ -44,20 +44,28 @@ def alert_onset(active_at: float) -> Onset:
 
 
 def find_onset(
-    series: Iterable[Sequence[tuple[float, float]]], active_at: float, now: float, look_back_s: float = LOOK_BACK_S
+    series: Iterable[Sequence[tuple[float, float]]],
+    active_at: float,
+    now: float,
+    look_back_s: float = LOOK_BACK_S,
+    not_before: float = -math.inf,
 ) -> Onset:
     """The change point nearest before the alert in any of `series` ((time, value), sorted); else the alert's own word.
 
     Of several series that changed, the earliest change counts: what follows is its consequence. Where none does by
     its samples, means of a minute are looked at of those that jump between few values, as a rate of rare events does.
+    `not_before`: what certainly began earlier is another story.
     """
+
+    def changes(given: Iterable[Sequence[tuple[float, float]]]) -> list[Onset]:
+        found = (change_point(points, active_at, now, look_back_s) for points in given)
+        return [one for one in found if one is not None and one.early >= not_before]
+
     given = list(series)
-    found = [one for points in given if (one := change_point(points, active_at, now, look_back_s)) is not None]
-    if not found:
+    if not (found := changes(given)):
         until = min(now, active_at + AFTER_S)
         counts = [points for points in given if len({value for _, value in points}) * FEW <= len(points)]
-        means = [_means([point for point in points if point[0] <= until]) for points in counts]
-        found = [one for points in means if (one := change_point(points, active_at, now, look_back_s)) is not None]
+        found = changes(_means([point for point in points if point[0] <= until]) for points in counts)
     return min(found, key=lambda one: one.at, default=alert_onset(active_at))
 
 

@@ -151,8 +151,14 @@ CASES = [
         "slow_steps steps_slower steps_slower_than_before itl_up ttft_up slower_than_peers queue_waits",
     ),
     ("slow_node", "gray", "slow_steps steps_slower steps_slower_than_before itl_up kv_free"),
-    ("straggler", "gray", "steps_slower steps_slower_than_before kv_free"),
-    ("decode_slow", "latency", "itl_up steps_slower_than_before peers_slower_than_before e2e_up"),
+    ("straggler", "gray", "steps_slower fell_behind steps_slower_than_before kv_free"),
+    ("decode_slow", "latency", "itl_up steps_slower_than_before steps_cost_more peers_slower_than_before e2e_up"),
+    (
+        "decode_slow",  # and what takes twice as long holds its blocks for twice as long
+        "latency",
+        "itl_up steps_slower_than_before steps_cost_more peers_slower_than_before e2e_up running_up kv_full",
+    ),
+    ("kv_pressure", "latency", "itl_up steps_slower_than_before running_up kv_full queue_waits ttft_up preempts"),
     ("gpu_idle", "latency", "gpu_idle gpu_idler_than_before tokens_fell ttft_up itl_up kv_free"),
     (
         "gpu_idle",

@@ -111,7 +111,8 @@ CASES: list[tuple[str, str | None, dict[str, dict[str, float]]]] = [
     ("latency", "kv_pressure", {"node-2": {"llm:preemptions:rate": 0.6}}),
     ("latency", "kv_leak", {"node-2": {"llm:kv_ratio": 0.99}}),
     ("latency", "gpu_fault", {"node-2": {"llm:gpu_unhealthy": 1.0}}),
-    ("latency", "bad_deploy", {"node-2": {"llm:deploy_age_seconds": 600.0}}),
+    ("latency", "bad_deploy", {"node-2": {"llm:deploy_age_seconds": 600.0, "llm:ttft_seconds:mean": 0.6}}),
+    ("latency", None, {"node-2": {"llm:deploy_age_seconds": 600.0}}),  # and nothing is worse than before
     ("gpu", "gpu_thermal", {"node-2": {"llm:gpu_throttled_hw_thermal": 0.0, "llm:gpu_throttled_sw_thermal": 1.0}}),
     ("gpu", "gpu_ecc", {"node-2": {"llm:gpu_uncorrected_ecc:increase": 0.0, "llm:gpu_row_remap_failed": 1.0}}),
     ("gpu", "gpu_lost", {"node-2": {"llm:gpu_cards_missing": 1.0, "llm:gpu_count": 7.0}}),

@@ -14,6 +14,7 @@ from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import diagnose
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
+from diagnostics.inquiry import onsets_elsewhere
 from diagnostics.scope import PLACES, node_scope, scope_contains, scope_of, shared_places
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
@@ -107,7 +108,9 @@ class Inquiry:
         return around if scope_contains(where, around) else where
 
     def _judged(self, trees: Sequence[Tree], where: Mapping[str, str], now: float, onset: float | None) -> Diagnosis:
-        return diagnose(self._content.current.knowledge, trees, where, self._store, now, onset)
+        content = self._content.current
+        elsewhere = onsets_elsewhere(content.trees, trees)
+        return diagnose(content.knowledge, trees, where, self._store, now, onset, elsewhere=elsewhere)
 
     def _standing(self) -> list[FiredAlert]:
         alerts = [one if isinstance(one, FiredAlert) else fired_alert(one) for one in self._alerts()]

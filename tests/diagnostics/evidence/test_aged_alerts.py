@@ -56,3 +56,26 @@ def test_where_nothing_changed_since_the_alerts_keep_their_own_beginning() -> No
     said = _said(np.ones_like)
     assert said.onset == pytest.approx(BEGAN + 30, abs=60)
     assert _answer(said, "arrivals_up") != "yes"
+
+
+def test_what_other_trees_show_is_asked_about_under_alerts_that_have_always_stood() -> None:
+    """First tokens are as late as ever, and lately clients hang up: no series of the alert shows it."""
+    at = np.arange(BEGAN, NOW + 1, 15.0)
+    noise = np.random.default_rng(7).normal(1, 0.03, (8, len(at)))
+    levels = {
+        "up": np.ones_like(at),
+        "arrivals:rate": np.full_like(at, 2.0),
+        "requests:rate": np.full_like(at, 2.0),
+        "prompt_tokens:rate": np.full_like(at, 4000.0),
+        "ttft_seconds:mean": np.full_like(at, 0.9),
+        "aborted:rate": np.where(at < GREW, 0.02, 0.9),
+    }
+    store = SeriesStore()
+    for wave, (name, values) in zip(noise, levels.items(), strict=False):
+        labels = LabelSet.of({METRIC_NAME: f"llm:{name}", "node": "node-1", "pool": "chat", "engine": "vllm"})
+        row = values if name == "up" else values * wave
+        store.append_matrix([labels], np.round(at * 1000).astype(np.int64), row[np.newaxis, :])
+    trees = load_trees(builtin_tree_files())
+    said = diagnose(builtin_knowledge(), [trees["latency"]], {"pool": "chat"}, store, NOW, BEGAN + 30)
+    assert said.onset == pytest.approx(GREW, abs=60)
+    assert said.cause == "client_disconnects"
