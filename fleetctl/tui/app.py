@@ -13,6 +13,7 @@ import getpass
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -29,6 +30,7 @@ from textual.worker import Worker
 
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.told_node import KnownNodes
+from fleetctl.tui.alert_view import alert_place
 from fleetctl.tui.bookmarks import Bookmark, Bookmarks
 from fleetctl.tui.completing import Names, completions
 from fleetctl.tui.deeds import Deeds, target_of
@@ -51,7 +53,7 @@ from fleetctl.tui.reader import CockpitClient, SnapshotReader
 from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
-from fleetctl.tui.shell import Command, Shell
+from fleetctl.tui.shell import Command, Shell, silence_alert, silence_incident
 from fleetctl.tui.slider import TimeSlider, slider_cells
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
@@ -112,6 +114,7 @@ class Cockpit(App[None]):
         Binding("d", "decide('deny')", "Deny", priority=True),
         Binding("x", "dry_run", "Dry-run", priority=True),
         Binding("T", "take", "Take over", priority=True),
+        Binding("Z", "silence", "Silence", priority=True),
         Binding("p", "page", "Page", priority=True),
         Binding("P", "order_run('pause')", "Pause", priority=True),
         Binding("S", "order_run('skip')", "Skip", priority=True),
@@ -503,6 +506,8 @@ class Cockpit(App[None]):
                     and not is_closed(self._incident.shown)
                     and self.snapshot.may(TokenRole.OPERATOR)
                 )
+            case "silence":
+                return self._shell is not None and self._silenceable() and self.snapshot.may(TokenRole.OPERATOR)
             case "page":
                 return place is Place.INCIDENT and self.snapshot.page is not None
             case "order_run":
@@ -556,6 +561,25 @@ class Cockpit(App[None]):
             caller = self.snapshot.caller
             me = caller.name if caller is not None and caller.via == NAMED_TOKEN else self._by
             self._deeds.take(incident, me)
+
+    def _silenceable(self) -> bool:
+        """Whether what is chosen is an alert, or an incident, that nobody silenced."""
+        if self.trail.here.place is Place.ALERTS:
+            alert = self._alerts.table.selected
+            return alert is not None and alert.silenced != "yes"
+        incident = self._incident.shown if self.trail.here.place is Place.INCIDENT else None
+        return incident is not None and not is_closed(incident)
+
+    def action_silence(self) -> None:
+        """The alert under the cursor, or those of the incident that is shown."""
+        assert self._deeds is not None
+        assert self._shell is not None  # else it is not offered
+        if self.trail.here.place is Place.ALERTS:
+            alert = self._alerts.table.selected
+            where = f"{alert.name} of {alert_place(alert)}"
+            self._deeds.silence(where, partial(silence_alert, alert.name, alert.labels), self._shell)
+        elif (incident := self._incident.shown) is not None:
+            self._deeds.silence(incident.id, partial(silence_incident, incident.id), self._shell)
 
     def action_page(self) -> None:
         """The page of the incident's run."""
@@ -778,7 +802,7 @@ class Cockpit(App[None]):
 OUR_MODULES = frozenset(
     f"fleetctl.tui.{name}" for name in ("pane", "live_table", "fleet_pane", "incident_pane", "runbook_pane")
 )
-ACTS = ("slide", "decide", "dry_run", "take", "page", "order_run", "verb", "filter")
+ACTS = ("slide", "decide", "dry_run", "take", "silence", "page", "order_run", "verb", "filter")
 
 
 def _shown_key(key: str) -> str:

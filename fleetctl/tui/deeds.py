@@ -17,7 +17,7 @@ from fleetctl.tui.confirm import Confirm, Told
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.order import Act, Start, is_dangerous
 from fleetctl.tui.reader import CockpitClient
-from fleetctl.tui.shell import Command, Shell
+from fleetctl.tui.shell import SILENCED_FOR, Command, Shell
 from fleetctl.wire import (
     ActionRequest,
     ApprovalRequest,
@@ -201,6 +201,20 @@ class Deeds:
             show()
         else:
             self._app.push_screen(Confirm(f"Run {command.name}?", (command.line,), "Run"), answered)
+
+    def silence(self, what: str, command: Callable[[str], Command], shell: Shell) -> None:
+        """Mute an alert, or those of an incident, for a while. `command`: made of why."""
+        says = (
+            command("WHY").line,
+            "What is silenced opens no incident, starts nothing and calls nobody. It is told as silenced here.",
+        )
+
+        def answered(why: str | None) -> None:
+            if why is not None:
+                self._app.push_screen(CommandScreen(shell, command(why or FROM_HERE), self._wake))
+
+        question = Confirm(f"Silence {what} for {SILENCED_FOR}?", says, "Silence", ask="why (others will read it)")
+        self._app.push_screen(question, answered)
 
     # -- how a call goes ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,10 @@ LOOKING_ENDS = frozenset(
 
 ELSEWHERE = frozenset({"top", "demo", "up", "load", "controller run", "gateway run"})
 """Commands that want a terminal, or a process, of their own."""
+
+SILENCED_FOR = "1h"
+OF_PLACE = ("node", "instance", "gateway", "receiver", "tenant", "pool", "model")
+"""Labels by which a silence fits an alert: those of a version or an engine change with the next start."""
 
 ENDLESS = frozenset({"-w", "--watch", "-f", "--follow"})
 ASKS = frozenset({"drill inject"})  # on a terminal: here that is asked before
@@ -96,3 +100,15 @@ def command_of(words: Sequence[str], commands: Collection[str]) -> Command | Non
             asked = ("--yes",) if name in ASKS and not {"--yes", "-y"} & set(words) else ()
             return Command((*words, *asked), name)
     return None
+
+
+def silence_alert(name: str, labels: Mapping[str, str], why: str) -> Command:
+    """What silences an alert where it is."""
+    matchers = (f"{label}={labels[label]}" for label in OF_PLACE if labels.get(label))
+    return Command(("silence", "add", name, *matchers, "--duration", SILENCED_FOR, "--comment", why), "silence add")
+
+
+def silence_incident(incident_id: str, why: str) -> Command:
+    """What silences all alerts of an incident where they are."""
+    words = ("incident", "silence", incident_id, "--for", SILENCED_FOR, "--comment", why)
+    return Command(words, "incident silence")

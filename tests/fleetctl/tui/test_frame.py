@@ -222,6 +222,43 @@ async def test_any_command_that_changes_something_is_run_after_a_yes_and_its_err
     assert shell.ran == [["unfreeze"]]
 
 
+async def test_an_alert_and_an_incident_are_silenced_with_a_reason_after_one_question() -> None:
+    shell = RecordedShell(Printed(0, "silence s-1 active"))
+    shell.may_end.set()
+    async with cockpit(full_controller(), size=WIDE, shell=shell) as (_, pilot):
+        await pilot.press("g", "a")
+        await wait_for_text(pilot, "Z Silence", "LLMQueueDepth")
+        await pilot.press("down")
+        await wait_for_text(pilot, "LLMQueueDepth pending")
+        await pilot.press("Z")
+        await wait_for_text(pilot, "Silence LLMQueueDepth of chat-1 for 1h?")
+        await pilot.press(*"known", "enter")
+        await wait_for_text(pilot, "silence s-1 active")
+        await pilot.press("escape", "g", "i")
+        await wait_for_text(pilot, "T Take over")
+        await pilot.press("Z")
+        await wait_for_text(pilot, "Silence inc-1 for 1h?")
+        await pilot.press("enter")
+        await wait_for(pilot, lambda: len(shell.ran) == 2)
+    alert = ["silence", "add", "LLMQueueDepth", "node=chat-1", "pool=chat", "--duration", "1h", "--comment", "known"]
+    incident = ["incident", "silence", "inc-1", "--for", "1h", "--comment", "from the cockpit"]
+    assert shell.ran == [alert, incident]
+
+
+async def test_who_may_only_look_and_who_has_no_shell_is_not_offered_a_silence() -> None:
+    controller = full_controller()
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await pilot.press("g", "a")
+        await wait_for_text(pilot, "LLMQueueDepth")
+        await pilot.press("Z")
+        assert "Silence" not in screen(pilot.app)  # type: ignore[arg-type]
+    controller.role = TokenRole.VIEWER
+    async with cockpit(controller, size=WIDE, shell=RecordedShell(Printed(0, ""))) as (app, pilot):
+        await pilot.press("g", "a")
+        await wait_for_text(pilot, "LLMQueueDepth", "read-only")
+        assert "Z Silence" not in screen(app)
+
+
 async def test_who_leaves_a_command_ends_it() -> None:
     shell = RecordedShell(Printed(0, ""))
     async with cockpit(FakeController(), size=WIDE, shell=shell) as (_, pilot):

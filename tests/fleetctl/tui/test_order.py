@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from fleetctl.cli.examples import EXAMPLES
@@ -9,8 +11,9 @@ from fleetctl.tui.completing import Names, completions
 from fleetctl.tui.noun import Jump
 from fleetctl.tui.order import Act, Answer, Handle, Said, Simple, Start, Wrong, is_dangerous, parse_order
 from fleetctl.tui.place import Place, Visit
-from fleetctl.tui.shell import Command
+from fleetctl.tui.shell import Command, silence_alert, silence_incident
 from runbooks.verbs import VERBS
+from tests.contract.test_named_commands import why_not
 
 NAMES = Names(
     nodes=["node-1", "node-2"],
@@ -99,6 +102,15 @@ def test_a_command_that_asks_on_a_terminal_was_asked_about_here() -> None:
 def test_no_command_of_two_words_is_taken_for_a_name_on_a_screen(name: str) -> None:
     order = parse_order(name, EXAMPLES)
     assert not (isinstance(order, Jump) and order.visit.subject is not None)
+
+
+def test_what_the_key_for_silences_runs_can_be_typed_in_a_shell() -> None:
+    for command in (
+        silence_alert("LLMQueueDepth", {"node": "chat-1", "pool": "chat", "revision": "r41"}, "it's known"),
+        silence_incident("inc-7", "it's known"),
+    ):
+        assert why_not(shlex.join(command.words), may_be_a_name=False) is None
+        assert not command.only_looks
 
 
 @pytest.mark.parametrize("text", ["get nodes -w", "events -f", "load --rate 4", "demo", "gateway run"])
