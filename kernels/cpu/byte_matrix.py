@@ -86,7 +86,7 @@ def _run(task, held):
     leave(task)
 
 
-_PLAIN, _WORDS, _VNNI_256, _VNNI = (QUADS[way] for way in ByteDots)
+_PLAIN, _WORDS, _VNNI_256, _VNNI, _I8MM = (QUADS[way] for way in ByteDots)
 
 
 def _plain_body(task):
@@ -105,9 +105,14 @@ def _vnni_body(task):
     _run(task, _VNNI)
 
 
+def _i8mm_body(task):
+    _run(task, _I8MM)
+
+
 _REGIONS = {
     ByteDots.PLAIN: ParallelRegion(_plain_body),
     ByteDots.WORDS: ParallelRegion(_words_body),
     ByteDots.VNNI_256: ParallelRegion(_vnni_256_body),
     ByteDots.VNNI: ParallelRegion(_vnni_body),
+    ByteDots.I8MM: ParallelRegion(_i8mm_body),
 }

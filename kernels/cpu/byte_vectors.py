@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from kernels.cpu.instructions import ByteDots, has_avx512_words
+from kernels.cpu.neon_dots import add_four_bytes
 
 __all__ = ["QUADS", "add_dots", "splat_parts", "split_weights"]
 
@@ -57,6 +58,8 @@ def add_dots(builder: ir.IRBuilder, left: list[ir.Value], right: list[ir.Value],
         parts = zip(*(_halved(builder, part) for part in (added, left[0], right[0])), strict=True)
         name = "llvm.x86.avx512.vpdpbusd.256"  # of AVX-VNNI too
         return _joined(builder, [_call(builder, name, ir.VectorType(_WORD, 8), *part) for part in parts])
+    if way == ByteDots.I8MM:
+        return add_four_bytes(builder, left[0], right[0], added)
     for own, weights in zip(left, right, strict=True):
         found = builder.mul(own, weights) if way == ByteDots.PLAIN else _add_pairs(builder, own, weights)
         added = builder.add(added, found)

@@ -15,7 +15,9 @@ from numba.extending import intrinsic
 
 from kernels.cpu.byte_vectors import add_dots, splat_parts, split_weights
 from kernels.cpu.exp import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERMS
+from kernels.cpu.instructions import has_neon_dot
 from kernels.cpu.memory import emit_prefetch
+from kernels.cpu.neon_dots import add_pairs
 
 __all__ = [
     "LANES",
@@ -180,10 +182,12 @@ def load_words(builder: ir.IRBuilder, row: ir.Value, index: int) -> ir.Value:
 
 
 def dot(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
-    """`added` and the product of each lane's pair of bfloat16, the upper ones first: `vdpbf16ps`.
+    """`added` and the product of each lane's pair of bfloat16, the upper ones first: `vdpbf16ps`, on Arm `bfdot`.
 
     What is rounded is a lane's own affair. Numbers below 2^-126 count as 0.
     """
+    if has_neon_dot():
+        return add_pairs(builder, left, right, added)
     signature = ir.FunctionType(_FLOATS, [_FLOATS, _WORDS, _WORDS])
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(function, [added, left, right])
