@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 STALE_AFTER_S = 15.0
 PHASE = "fleet_node_phase"
+VERDICTS = frozenset({"diagnosis.named", "diagnosis.open", "diagnosis.replaced"})
 UNKNOWN = "-"
 UNRECORDED = "the recording does not say"
 
@@ -301,17 +302,27 @@ class PastController:
         runs = [run for run in self._runs() if run.incident_id == record.id]
         acts = any(not run.status.is_terminal and run.status is not wire.RunStatus.PROPOSED for run in runs)
         status = wire.IncidentStatus.RESOLVED if over else wire.IncidentStatus.OPEN
-        diagnosis = record.diagnosis
         values = record.model_dump(exclude={"handling", "around", "runs", "timeline", "diagnosis", "alerts"}) | {
             "status": wire.IncidentStatus.MITIGATING if acts and not over else status,
             "resolved_at": record.resolved_at if over else None,
             "imported_from": self._box.software,
-            "diagnosis": diagnosis.model_dump() if diagnosis is not None and _said_at(diagnosis) <= now else None,
+            "diagnosis": self._diagnosis(now),
             "alerts": [alert.model_dump() for alert in self._alerts()],
             "runs": [run.model_dump() for run in runs],
             "timeline": [entry.model_dump() for entry in self._events() if entry.incident_id == record.id],
         }
         yield wire.Incident.model_validate(values)
+
+    def _diagnosis(self, now: float) -> dict[str, Any] | None:
+        """The verdict as it stood: the timeline has each one in full, and the record the last with what was read again
+        later."""
+        record = self._box.incident
+        said = [one for one in record.timeline if one.kind in VERDICTS and one.at <= now and "cause" in one.data]
+        if said:
+            last = max(said, key=lambda one: (one.at, one.seq))
+            return {"tree": "", **last.data, "at": last.at}
+        final = record.diagnosis
+        return final.model_dump() if final is not None and _said_at(final) <= now else None
 
     def _runs(self) -> Iterator[wire.Run]:
         """As they stood: the steps that had begun, and the status that follows from them."""

@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from diagnostics.blackbox import BlackBox, RecordedSeries, write
+from diagnostics.record import EventRecord
 from fleetctl.cli.past_controller import PastController
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.tui.app import Cockpit
@@ -72,6 +73,34 @@ async def test_a_moment_within_it_shows_what_stood_then_and_the_end_what_became_
     assert one.status is IncidentStatus.RESOLVED
     assert {run.status for run in one.runs} == {RunStatus.SUCCEEDED}
     assert (await past.status()).open_incidents == 0
+
+
+async def test_a_verdict_is_the_one_that_stood_then_and_not_the_last(tmp_path: Path) -> None:
+    record = make_record()
+    verdicts = (("diagnosis.named", 1.0, "overload", "likely"), ("diagnosis.replaced", 20.0, "slow_node", "confirmed"))
+    told = [
+        EventRecord(
+            seq=900 + number,
+            at=OPENED + at,
+            kind=kind,
+            text="",
+            data={"cause": cause, "confidence": confidence, "tree": "latency", "title": cause, "evidence": []},
+        )
+        for number, (kind, at, cause, confidence) in enumerate(verdicts)
+    ]
+    record = record.model_copy(update={"timeline": [*record.timeline, *told]})
+    path = tmp_path / "incident.blackbox.jsonl.gz"
+    write(path, BlackBox(record, OPENED + 100, OPENED - 600, OPENED + 100, (), software="fleetctl 0.1"))
+    now = [OPENED + 2.0]
+    past = PastController(path, lambda: now[0])
+
+    found = []
+    for at in (2.0, 30.0):
+        now[0] = OPENED + at
+        diagnosis = (await past.incident(record.id)).diagnosis
+        assert diagnosis is not None
+        found.append((diagnosis.cause, diagnosis.confidence, diagnosis.at - OPENED))
+    assert found == [("overload", "likely", 1.0), ("slow_node", "confirmed", 20.0)]
 
 
 async def test_what_is_not_recorded_is_unknown_and_nothing_can_be_changed(tmp_path: Path) -> None:
