@@ -15,6 +15,7 @@ from kernels.cpu.byte_tiles import WIDTH_STEP, ByteTileMatrix
 from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
+from kernels.cpu.quad_matrix import QuadMatrix
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.layer_ops import silu_mul
@@ -45,6 +46,8 @@ def pack(weight: Tensor, *, is_gated: bool = False) -> Weight:
         return weight
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 32 == 0 and amx.has_amx():
         return TileMatrix(weight, is_gated=is_gated)
+    if weight.dtype == torch.bfloat16 and weight.shape[1] % 4 == 0 and instructions.has_neon_dot():
+        return QuadMatrix(weight, is_gated=is_gated)
     if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and instructions.has_dot():
         return PairMatrix(weight, is_gated=is_gated)
     return VectorMatrix(weight, is_gated=is_gated)

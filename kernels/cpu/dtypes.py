@@ -17,6 +17,7 @@ from kernels.cpu.numba_options import EXACT
 __all__ = [
     "FLOAT32",
     "FLOAT64",
+    "FOURS",
     "INT32",
     "INT64",
     "PAIRED",
@@ -36,6 +37,7 @@ UINT8, UINT64 = np.empty(0, np.uint8), np.empty(0, np.uint64)
 UINT16 = np.empty(0, np.uint16)  # bfloat16
 # bfloat16 too, where vector registers multiply pairs of them (`vdpbf16ps`): other dtypes, to be told from it.
 PAIRED, PAIRS = np.empty(0, np.int16), np.empty(0, np.uint32)  # one of them, both
+FOURS = np.empty((0, 0), np.uint32)  # pairs that lie as Arm's `bfmmla` takes two of them at once
 
 _DTYPES = ({torch.float32}, {torch.bfloat16})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba.core import cgutils
 
-__all__ = ["add_four_bytes", "add_pairs"]
+__all__ = ["PAIRS", "add_four_bytes", "add_pairs"]
 
 _LANES, _PARTS = 16, 4
 _WORD, _FLOAT = ir.IntType(32), ir.FloatType()
@@ -28,7 +28,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-_PAIRS, _BYTES = ir.VectorType(_BFloat(), 8), ir.VectorType(ir.IntType(8), 16)
+PAIRS, _BYTES = ir.VectorType(_BFloat(), 8), ir.VectorType(ir.IntType(8), 16)
 
 
 def add_pairs(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:
@@ -37,7 +37,7 @@ def add_pairs(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.
     As the instruction has it without FEAT_EBF16: both products and their sum are rounded to odd, the sum with `added`
     too, and numbers below 2^-126 count as 0.
     """
-    return _in_parts(builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", _FLOAT, _PAIRS, (added, left, right))
+    return _in_parts(builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", _FLOAT, PAIRS, (added, left, right))
 
 
 def add_four_bytes(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, added: ir.Value) -> ir.Value:

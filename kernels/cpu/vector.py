@@ -18,6 +18,7 @@ from kernels.cpu.exp import EXP_LIMITS, EXP_LN2, EXP_LOG2_E, EXP_SHIFT, EXP_TERM
 from kernels.cpu.instructions import has_neon_dot
 from kernels.cpu.memory import emit_prefetch
 from kernels.cpu.neon_dots import add_pairs
+from kernels.cpu.neon_products import emit_product
 
 __all__ = [
     "LANES",
@@ -102,6 +103,9 @@ def resumed_product(rows: int, vectors: int, panel: int) -> Callable[..., None]:
             stride = right.type(panel * (like.dtype.bitwidth // 8))
             operands = left, left_stride, right, stride, depth, target, target_stride
             resumes = builder.icmp_signed("!=", resumes, resumes.type(0))
+            if like.dtype == types.uint32 and like.ndim == 2:  # `FOURS`
+                emit_product(builder, (rows, vectors), *operands, resumes, arguments[7:9])
+                return context.get_dummy_value()
             _product(builder, (rows, vectors), like, *operands, resumes, arguments[7:9])
             return context.get_dummy_value()
 

@@ -24,6 +24,7 @@ from kernels.cpu.kv_layout import in_tiles
 from kernels.cpu.paged_attention import AttentionTask
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import ProductTask
+from kernels.cpu.quad_matrix import QuadMatrix
 from tests.fixtures.arm_program import ArmProgram, launched
 
 # A process that is told that its CPU is Arm's, with these capabilities.
@@ -37,8 +38,14 @@ instructions._arm_capabilities = lambda: int(sys.argv[1])
 instructions.limit_compiler()
 print(instructions.has_dot(), int(instructions.byte_dots()), numba.config.CPU_FEATURES or "", sep="\\n")
 """
-KERNELS = {"pair_matrix:_body": "bfdot", "paged_attention:_body_in_pairs": "bfdot", "byte_matrix:_i8mm_body": "usdot"}
-PAIRS, ATTENTION, BYTES = KERNELS
+KERNELS = {
+    "pair_matrix:_body": "bfdot",
+    "quad_matrix:_body": "bfmmla",
+    "paged_attention:_body_in_pairs": "bfdot",
+    "byte_matrix:_i8mm_body": "usdot",
+}
+PAIRS, FOURS, ATTENTION, BYTES = KERNELS
+MATRICES = {PairMatrix: PAIRS, QuadMatrix: FOURS}
 RESULT, OUT = ProductTask._fields.index("result"), AttentionTask._fields.index("out")
 
 
@@ -80,24 +87,27 @@ def _result(after: bytes, dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 @pytest.mark.bench
 @pytest.mark.timeout(900)
-def test_emulated_products_of_pairs_are_those_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = ArmProgram(tmp_path, PAIRS)
-    for (out, width), is_gated in (((70, 96), False), ((130, 352), True)):
+def test_emulated_products_are_those_of_their_numbers_in_pairs_and_in_fours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {kind: ArmProgram(tmp_path / kind.__name__, name) for kind, name in MATRICES.items()}
+    for (out, width), is_gated in (((70, 100), False), ((130, 352), True)):
         weight, bias = torch.randn(out, width).bfloat16(), torch.randn(out)
-        matrix, together = PairMatrix(weight, is_gated=is_gated), torch.randn(31, width).bfloat16()
-        found = {}
-        for rows in (1, 6, 31):
-            x = together[:rows]
-            task, scratch_bytes = launched(PairMatrix.region, partial(matrix, x, bias), monkeypatch)
-            after = program.run(task, scratch_bytes, {})[RESULT]
-            found[rows] = _result(after, torch.bfloat16, rows, matrix.out_width)
-            wanted = x.double() @ weight.double().T + bias
-            if is_gated:
-                gate, up = wanted.chunk(2, dim=1)
-                wanted = torch.nn.functional.silu(gate) * up
-            torch.testing.assert_close(found[rows].double(), wanted, atol=2**-8, rtol=2**-8)
-        assert torch.equal(found[1][0], found[31][0]), "a row's bits do not depend on the batch"
-        assert torch.equal(found[6], found[31][:6])
+        together, found = torch.randn(31, width).bfloat16(), {}
+        for kind, program in programs.items():
+            matrix = kind(weight, is_gated=is_gated)
+            for rows in (1, 6, 31):
+                work = partial(matrix, together[:rows], bias)
+                after = program.run(*launched(kind.region, work, monkeypatch), {})[RESULT]
+                found[kind, rows] = _result(after, torch.bfloat16, rows, matrix.out_width)
+            assert torch.equal(found[kind, 1][0], found[kind, 31][0]), "a row's bits do not depend on the batch"
+            assert torch.equal(found[kind, 6], found[kind, 31][:6])
+        assert torch.equal(found[PairMatrix, 31], found[QuadMatrix, 31])
+        wanted = together.double() @ weight.double().T + bias
+        if is_gated:
+            gate, up = wanted.chunk(2, dim=1)
+            wanted = torch.nn.functional.silu(gate) * up
+        torch.testing.assert_close(found[QuadMatrix, 31].double(), wanted, atol=2**-8, rtol=2**-8)
 
 
 @pytest.mark.bench
