@@ -50,8 +50,7 @@ def _case(op: str, kind: Kind, group: int, shape: tuple[int, int], rows: int) ->
         2 * rows * out_width * width if op.endswith("prompt") else None,
         {
             "triton": partial(block_product, x, blocks),
-            # Reads four or two times the bytes; its GB/s in this table are of ours.
-            "torch, bfloat16": partial(torch.nn.functional.linear, x, wide),
+            "torch, bfloat16 (GB/s of our bytes)": partial(torch.nn.functional.linear, x, wide),
         },
     )
 
