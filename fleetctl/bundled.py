@@ -30,11 +30,16 @@ def put_first() -> None:
         sys.path.insert(0, str(FOLDER))
 
 
-def pass_to_children() -> None:
-    """Have Python processes that this one starts find the five packages too, whatever their working directory holds."""
+def environment() -> dict[str, str]:
+    """For a Python process to find the five packages too, whatever its working directory holds."""
     inherited = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(FOLDER), *([inherited] if inherited else ())))
-    os.environ["PYTHONSAFEPATH"] = "1"
+    path = os.pathsep.join((str(FOLDER), *([inherited] if inherited else ())))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def pass_to_children() -> None:
+    """The same for each process that this one starts."""
+    os.environ.update(environment())
 
 
 put_first()

@@ -55,11 +55,15 @@ class SettingDoc:
 
 
 def setting_docs(key: str = "") -> list[SettingDoc]:
-    """The key's documentation and that of all below it; everything for "". Raises BadInputError for no such key."""
+    """The key's documentation and that of all below it; everything for "". Raises BadInputError for no such key.
+
+    `IN_LIST` may be left out, as errors do: a shell would take it for a pattern.
+    """
     every = list(_docs_of(Settings, ""))
     if not key:
         return every
-    found = [one for one in every if one.key == key or one.key.startswith((f"{key}.", f"{key}{IN_LIST}"))]
+    asked = key.replace(IN_LIST, "")
+    found = [one for one in every if f"{one.key}.".replace(IN_LIST, "").startswith(f"{asked}.")]
     if not found:
         parent = key.rpartition(".")[0]
         near = [one.key for one in every if one.key.rpartition(".")[0] == parent]

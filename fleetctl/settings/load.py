@@ -136,6 +136,16 @@ def _find_target_files(tree: dict[str, Any], folder: Path) -> None:
                 ]
 
 
+_SAYS = {
+    "extra_forbidden": "there is no such setting",
+    "missing": "missing",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+}
+"""In YAML's words, where pydantic has Python's."""
+
+
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
@@ -145,7 +155,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:
     # A whole section that is no mapping, or a check over several keys, has no origin of its own.
     origin = origin or next((where for place, where in origins.items() if place.startswith(f"{key}.")), "settings")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    says = "there is no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+    says = _SAYS.get(first["type"], first["msg"])
     return f"{origin}: {key or 'settings'}: {says}{more}"
 
 

@@ -43,6 +43,9 @@ def test_flags_win_over_environment_and_environment_over_file(monkeypatch: pytes
         ("controller: {prot: 1}", "f.yaml: controller.prot"),
         ("controller: {port: abc}", "f.yaml: controller.port"),
         ("controller: {policy: propose}", "it meant the same as 'ask'; write ask"),
+        ("notifications: {receivers: {chat: {kind: slack}}}", "f.yaml: notifications.receivers: must be a list"),
+        ("fleet: 3", "f.yaml: fleet: must be a mapping"),
+        ("notifications: {receivers: [{kind: webhook}]}", "notifications.receivers.0.name: missing"),
         ("- 1", "f.yaml: expected a mapping"),
         ("a: [", "f.yaml: not YAML"),
     ],
@@ -53,6 +56,8 @@ def test_bad_file_names_the_file_and_the_key(tmp_path: Path, text: str, words: s
     with pytest.raises(BadInputError) as error:
         load_settings(path)
     assert words in error.value.message
+    if key := (error.value.remedy or "").partition("fleetctl config explain ")[2]:
+        assert setting_docs(key.strip()) != [], "what it says to try works"
 
 
 def test_pods_can_only_want_a_key_that_there_is(tmp_path: Path) -> None:

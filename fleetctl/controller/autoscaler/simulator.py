@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from fleetctl import bundled
 from fleetctl.controller.autoscaler.unknown import Unknown
 from fleetctl.kit.errors import FleetctlError
 
@@ -108,6 +109,7 @@ class Simulator:
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
             limit=MAX_ANSWER_BYTES,
+            env=bundled.environment(),
         )
         try:
             yield process

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -103,7 +104,12 @@ async def test_simulator_that_fails_hangs_or_is_not_there_is_unknown(monkeypatch
 
 
 @pytest.mark.anyio
-async def test_simulator_answers_from_the_engine() -> None:
+async def test_simulator_answers_from_our_engine_wherever_the_controller_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/__init__.py").write_text("raise ImportError('a folder of the user')")
+    monkeypatch.chdir(tmp_path)
     node = {"name": "a", "limits": {"num_kv_blocks": 1000}, "cost": {"fixed_s": 0.01, "prompt_token_s": 1e-4}}
     arrivals = {"at_s": [0.0, 1.0], "prompt_tokens": [100, 100], "output_tokens": [5, 5]}
     answer = await Simulator(deadline_s=60).simulate({"nodes": [node], "arrivals": arrivals})
