@@ -675,6 +675,7 @@ class Cockpit(App[None]):
             node=self._node.subject,
             page=self._runbook.page_wanted if here.place is Place.RUNBOOK else None,
             alert=self._alerts.chosen if here.place is Place.ALERTS else None,
+            group=self._fleet.group_by_others if here.place is Place.FLEET else None,
         )
 
     async def _poll(self, reader: SnapshotReader, every_s: float) -> None:

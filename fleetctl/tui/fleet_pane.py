@@ -17,7 +17,7 @@ from fleetctl.tui.pane import TablePane
 from fleetctl.tui.place import Place
 from fleetctl.tui.reader import LARGE_FLEET
 from fleetctl.tui.snapshot import Part
-from fleetctl.wire import Node
+from fleetctl.wire import GroupBy, Node
 
 AGES_EVERY_S = 6.0
 
@@ -45,6 +45,11 @@ class FleetPane(TablePane):
         """The node under the cursor; None without one."""
         row: NodeRow | None = self.table.selected
         return row.node if row is not None else None
+
+    @property
+    def group_by_others(self) -> GroupBy | None:
+        """What nodes are grouped by, where it is not their pool, of which the pools tell."""
+        return GroupBy(self.group) if self.group and self.group != GroupBy.POOL.value else None
 
     def lines(self) -> Sequence[Line[NodeRow]]:
         """Nodes under their groups. Of a large fleet those of before, while nothing is known that is newer: only ages
@@ -90,6 +95,7 @@ class FleetPane(TablePane):
         """Group by this."""
         self.group = group
         self.draw()
+        self.post_message(self.Moved())
 
     def action_toggle_stopped(self) -> None:
         """Show stopped nodes, or leave them out again."""

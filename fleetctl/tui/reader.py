@@ -194,6 +194,8 @@ class SnapshotReader:
             self._stale |= {Part.NODE, Part.REQUESTS}
         if wanted.page != self._wanted.page:
             self._stale |= {Part.PAGE, Part.FOCUS}
+        if wanted.group is not self._wanted.group:
+            self._stale.add(Part.GROUPS)
         if wanted.alert != self._wanted.alert:
             self._stale.add(Part.EXPLANATION)
         self._wanted = wanted
@@ -291,9 +293,10 @@ class SnapshotReader:
         return {} if pools == self._last.pools else {"pools": pools}  # the same while nothing is: it is drawn anew else
 
     async def _groups(self) -> dict[str, Any]:
-        by = (GroupBy.ZONE, GroupBy.MODEL, GroupBy.REVISION)
-        found = await asyncio.gather(*(self._controller.groups(one) for one in by))
-        return {"groups": {one: tuple(groups) for one, groups in zip(by, found, strict=True)}}
+        by = self._wanted.group
+        if by is None:
+            return {}
+        return {"groups": {by: tuple(await self._controller.groups(by))}}
 
     async def _alerts(self) -> dict[str, Any]:
         return {"alerts": tuple(await self._controller.alerts())}

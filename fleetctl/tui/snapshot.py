@@ -66,6 +66,7 @@ class Wanted:
     node: str | None = None
     page: str | None = None
     alert: str | None = None  # its fingerprint
+    group: GroupBy | None = None  # what nodes are shown by, where their pools do not tell of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from fleetctl.cli.examples import EXAMPLES
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.tui.shell import Printed
-from fleetctl.wire import Run, RunStatus, TokenRole
+from fleetctl.wire import GroupBy, GroupLoad, GroupSignal, NodeGroup, Run, RunStatus, TokenRole
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
 from tests.fixtures.cockpit_fleet import full_controller
 from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
@@ -131,6 +131,20 @@ async def test_a_noun_goes_to_its_screen_and_a_name_to_that_thing() -> None:
         await typed(pilot, "zones")
         await pilot.press("enter")
         await wait_for_text(pilot, "zone a  1/3 ready")
+
+
+async def test_only_the_groups_that_are_shown_are_asked_for() -> None:
+    controller = FakeController()
+    load = GroupLoad(running=GroupSignal(value=21.0, known=3, of=3))
+    controller.groups_now = {GroupBy.REVISION: [NodeGroup(by=GroupBy.REVISION, name="r41", nodes=3, load=load)]}
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await pilot.press("g", "f")
+        await wait_for_text(pilot, "pool default")
+        assert not any(one.startswith("groups") for one in controller.asked)
+        await typed(pilot, "revisions")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "revision r41  1/3 ready  run 21")
+        assert {one for one in controller.asked if one.startswith("groups")} == {"groups revision"}
 
 
 async def test_a_typed_command_is_completed_asked_about_and_sent() -> None:
