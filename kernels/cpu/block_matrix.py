@@ -7,6 +7,7 @@ columns, each weight the float32 that its block says: the bits are those of a `V
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from numba import carray, njit
 from numba.extending import overload
@@ -31,11 +32,11 @@ from kernels.cpu.block_vectors import (
     block_product,
     unpack,
 )
-from kernels.cpu.dtypes import FLOAT32, UINT16
+from kernels.cpu.dtypes import FLOAT32
 from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
-from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.take_columns import take_columns
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
@@ -60,7 +61,7 @@ class BlockMatrix(PanelMatrix):
         self._packed = self._pack_blocks(weight)
 
     @property
-    def region(self) -> ParallelRegion:
+    def region(self) -> RegionOfType:
         return _REGIONS[self._kind]
 
     @property
@@ -180,66 +181,23 @@ def _multiply(task, space, like, kind):
 
 
 @njit(**EXACT)
-def _run(task, kind):
+def _run(task, like, kind):
     space = enter(task)
-    is_narrow = field(task, AT.itemsize) == 2
     for i in range(field(task, AT.num_parts)):
-        if is_narrow:
-            _multiply(part_of(task, i), space, UINT16, kind)
-        else:
-            _multiply(part_of(task, i), space, FLOAT32, kind)
+        _multiply(part_of(task, i), space, like, kind)
     leave(task)
 
 
-def _int8_body(task):
-    _run(task, INT8)
-
-
-def _int4_body(task):
-    _run(task, INT4)
-
-
-def _int4_offsets_body(task):
-    _run(task, INT4_OFFSETS)
-
-
-def _int4_zeros_body(task):
-    _run(task, INT4_ZEROS)
-
-
-def _int8_wide_body(task):
-    _run(task, INT8_WIDE)
-
-
-def _fp8_body(task):
-    _run(task, FP8)
-
-
-def _int4_wide_offsets_body(task):
-    _run(task, INT4_WIDE_OFFSETS)
-
-
-def _int8_wide_offsets_body(task):
-    _run(task, INT8_WIDE_OFFSETS)
-
-
-def _int8_sixteens_body(task):
-    _run(task, INT8_SIXTEENS)
-
-
-def _int8_sixteens_offsets_body(task):
-    _run(task, INT8_SIXTEENS_OFFSETS)
-
-
-_REGIONS: dict[Kind, ParallelRegion] = {
-    "int8": ParallelRegion(_int8_body),
-    "int4": ParallelRegion(_int4_body),
-    "int4 with offsets": ParallelRegion(_int4_offsets_body),
-    "int4 with zeros": ParallelRegion(_int4_zeros_body),
-    "int8 with wide scales": ParallelRegion(_int8_wide_body),
-    "fp8": ParallelRegion(_fp8_body),
-    "int4 with wide offsets": ParallelRegion(_int4_wide_offsets_body),
-    "int8 with wide offsets": ParallelRegion(_int8_wide_offsets_body),
-    "int8 by sixteens": ParallelRegion(_int8_sixteens_body),
-    "int8 by sixteens with wide offsets": ParallelRegion(_int8_sixteens_offsets_body),
+_KINDS: dict[Kind, np.ndarray] = {
+    "int8": INT8,
+    "int4": INT4,
+    "int4 with offsets": INT4_OFFSETS,
+    "int4 with zeros": INT4_ZEROS,
+    "int8 with wide scales": INT8_WIDE,
+    "fp8": FP8,
+    "int4 with wide offsets": INT4_WIDE_OFFSETS,
+    "int8 with wide offsets": INT8_WIDE_OFFSETS,
+    "int8 by sixteens": INT8_SIXTEENS,
+    "int8 by sixteens with wide offsets": INT8_SIXTEENS_OFFSETS,
 }
+_REGIONS = {kind: region_of(kind, _run, held) for kind, held in _KINDS.items()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.cpu.dtypes import FLOAT32, INT32, UINT8, UINT16, widen
 from kernels.cpu.memory import elements_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.sums import sum_of_squares
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
@@ -74,16 +74,19 @@ def round_rows(
     _region.launch(threads_for(x.numel()), task)
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     enter(task)
-    if field(task, AT.itemsize) == 2:
-        _round(task, UINT16)
-    else:
-        _round(task, FLOAT32)
+    _round(task, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    enter(task)
+    _round(task, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

@@ -24,7 +24,7 @@ from kernels.cpu.memory import array_at, copy, elements_at, scratch_bytes, zeros
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT as AT_PRODUCT
 from kernels.cpu.panel_matrix import PART_FIELDS, PanelMatrix
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import ParallelRegion, RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.task import AT_HEADER, FIELD_BYTES, encode, enter, field, leave, next_chunk, offsets_of, pointer
 
@@ -165,12 +165,15 @@ class AddUpTask(NamedTuple):
 AT_CHOOSE, AT_DEAL, AT_ADD = offsets_of(ChooseTask), offsets_of(DealTask), offsets_of(AddUpTask)
 
 
-def _choose_body(task):
+def _choose_in_bfloat16(task):
     space = enter(task)
-    if field(task, AT_CHOOSE.itemsize) == 2:
-        _choose(task, space, UINT16)
-    else:
-        _choose(task, space, FLOAT32)
+    _choose(task, space, UINT16)
+    leave(task)
+
+
+def _choose_in_float32(task):
+    space = enter(task)
+    _choose(task, space, FLOAT32)
     leave(task)
 
 
@@ -180,16 +183,20 @@ def _deal_body(task):
     leave(task)
 
 
-def _add_up_body(task):
+def _add_up_in_bfloat16(task):
     space = enter(task)
-    if field(task, AT_ADD.itemsize) == 2:
-        _add_up(task, space, UINT16)
-    else:
-        _add_up(task, space, FLOAT32)
+    _add_up(task, space, UINT16)
     leave(task)
 
 
-_choosing, _dealing, _adding = (ParallelRegion(body) for body in (_choose_body, _deal_body, _add_up_body))
+def _add_up_in_float32(task):
+    space = enter(task)
+    _add_up(task, space, FLOAT32)
+    leave(task)
+
+
+_choosing, _dealing = RegionOfType(_choose_in_bfloat16, _choose_in_float32), ParallelRegion(_deal_body)
+_adding = RegionOfType(_add_up_in_bfloat16, _add_up_in_float32)
 
 
 @njit(**EXACT)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT16, widen
 from kernels.cpu.memory import copy
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.parallel_region import RegionOfType
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 
@@ -45,16 +45,19 @@ def likeliest(logits: Tensor, names: Tensor | None, table: Tensor, tokens: Tenso
     return out
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     enter(task)
-    if field(task, AT.itemsize) == 2:
-        _find(task, UINT16)
-    else:
-        _find(task, FLOAT32)
+    _find(task, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    enter(task)
+    _find(task, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

@@ -12,4 +12,7 @@ limit_compiler()
 # on how LLVM inlines and vectorises nor on what was compiled before. Where a sum is grouped, or a product and a sum are
 # one instruction, the source says how (`kernels.cpu.sums`, `kernels.cpu.exp.fused`). `fastmath` is always said: a
 # function without it takes its first caller's.
-EXACT = {"nogil": True, "error_model": "numpy", "fastmath": False}
+EXACT = {
+    **{"nogil": True, "error_model": "numpy", "fastmath": False},
+    **{"no_cpython_wrapper": True, "no_cfunc_wrapper": True},  # kernels are called from kernels
+}

@@ -14,7 +14,7 @@ from kernels.cpu.byte_rows import MAX_OUTLIERS
 from kernels.cpu.dtypes import FLOAT32, INT32
 from kernels.cpu.memory import copy, elements_at
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.parallel_region import ParallelRegion, RegionOfType
 from kernels.cpu.recorder import computing_constants, empty_result
 from kernels.cpu.task import FIELD_BYTES, TaskHeader, field, offsets_of
 from kernels.cpu.vector import add_codes, store_gated, store_sums
@@ -72,7 +72,7 @@ class PanelMatrix:
     element_bytes: ClassVar[int]  # of the input's elements, as they are multiplied
     block_rows: ClassVar[int]  # rows of the input that one pass multiplies
     max_group_rows: ClassVar[int]  # rows of the input that a panel is multiplied with before the next one is taken
-    region: ClassVar[ParallelRegion]  # carries out a `ProductTask`
+    region: ClassVar[ParallelRegion | RegionOfType]  # carries out a `ProductTask`
 
     def __init__(self, weight: Tensor, *, is_gated: bool = False) -> None:
         self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated

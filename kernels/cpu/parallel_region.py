@@ -10,18 +10,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from numba import types
 from numba.core.ccallback import CFunc
 
+from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.kernel_cache import KernelFile
 from kernels.cpu.openmp import openmp
 from kernels.cpu.recorder import Launch, RecordingError, open_recorder
 from kernels.cpu.scratch import scratch_of_thread
 from kernels.cpu.task import AT_HEADER, encode
 
-__all__ = ["KernelError", "ParallelRegion", "threads_for"]
+__all__ = ["KernelError", "ParallelRegion", "RegionOfType", "region_of", "threads_for"]
 
 _ELEMENTS_PER_THREAD = 1 << 14  # that are worth a thread more: some 10 microseconds of work
 
@@ -89,6 +92,35 @@ class ParallelRegion:
     @cached_property
     def _on_this_thread(self) -> Callable[[int], None]:
         return ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(self._address)
+
+
+class RegionOfType:
+    """A region for each type of elements, bfloat16 and float32, which a task's `itemsize` says.
+
+    So a node that computes in one of them compiles nothing for the other.
+    """
+
+    def __init__(self, in_bfloat16: Callable[[int], None], in_float32: Callable[[int], None]) -> None:
+        self._regions = {2: ParallelRegion(in_bfloat16), 4: ParallelRegion(in_float32)}
+
+    def launch(self, max_threads: int, task: Any, scratch_bytes: int = 0) -> None:
+        """As `ParallelRegion.launch`."""
+        self._regions[task.itemsize].launch(max_threads, task, scratch_bytes)
+
+
+def region_of(name: str, run: Callable[..., None], held: np.ndarray) -> RegionOfType:
+    """Of compiled code `run(task, like, held)`: `held` is one of the ways that a module's weights may be packed."""
+
+    def in_bfloat16(task):
+        run(task, UINT16, held)
+
+    def in_float32(task):
+        run(task, FLOAT32, held)
+
+    for body in (in_bfloat16, in_float32):  # as compiled code is called, on disk and in memory
+        body.__module__ = run.__module__
+        body.__name__ = body.__qualname__ = f"{name.replace(' ', '_')}_{body.__name__}"
+    return RegionOfType(in_bfloat16, in_float32)
 
 
 def threads_for(num_elements: int) -> int:

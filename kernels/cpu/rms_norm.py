@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, UINT16, narrow, widen
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.sums import sum_of_squares
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
@@ -52,16 +52,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return out, h
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     enter(task)
-    if field(task, AT.itemsize) == 2:
-        _norm(task, UINT16)
-    else:
-        _norm(task, FLOAT32)
+    _norm(task, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    enter(task)
+    _norm(task, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

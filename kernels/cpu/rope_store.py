@@ -14,7 +14,7 @@ from kernels.cpu.kv_codes import code_of, store_codes
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
 from kernels.cpu.memory import array_at, copy, scratch_bytes
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.rms_norm import inverse_rms
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
@@ -92,16 +92,19 @@ def rope_store(
     return q
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     space = enter(task)
-    if field(task, AT.itemsize) == 2:
-        _store(task, space, UINT16)
-    else:
-        _store(task, space, FLOAT32)
+    _store(task, space, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    space = enter(task)
+    _store(task, space, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

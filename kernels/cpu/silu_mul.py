@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.cpu.dtypes import FLOAT32, UINT16, narrow, widen
 from kernels.cpu.exp import exp32
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 
@@ -45,16 +45,19 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     enter(task)
-    if field(task, AT.itemsize) == 2:
-        _multiply(task, UINT16)
-    else:
-        _multiply(task, FLOAT32)
+    _multiply(task, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    enter(task)
+    _multiply(task, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

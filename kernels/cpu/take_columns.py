@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT16
 from kernels.cpu.numba_options import EXACT
-from kernels.cpu.parallel_region import ParallelRegion, threads_for
+from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
 
 CHUNK_ROWS = 4
@@ -39,16 +39,19 @@ def take_columns(x: Tensor, order: Tensor, out: Tensor) -> None:
     _region.launch(threads_for(x.numel()), TakeColumnsTask(x.element_size(), rows, width, x, out, order))
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     enter(task)
-    if field(task, AT.itemsize) == 2:
-        _take(task, UINT16)
-    else:
-        _take(task, FLOAT32)
+    _take(task, UINT16)
     leave(task)
 
 
-_region = ParallelRegion(_body)
+def _body_in_float32(task):
+    enter(task)
+    _take(task, FLOAT32)
+    leave(task)
+
+
+_region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 
 
 @njit(**EXACT)

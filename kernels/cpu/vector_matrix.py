@@ -17,7 +17,7 @@ from kernels.cpu.instructions import has_avx512
 from kernels.cpu.memory import array_at, copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, add_outliers, epilogue, part_of, scale_sums
-from kernels.cpu.parallel_region import ParallelRegion
+from kernels.cpu.parallel_region import RegionOfType
 from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector import resumed_product
 
@@ -49,18 +49,21 @@ def product_scratch_bytes(rows: int, steps: int, group_rows: int) -> int:
     return scratch_bytes((min(group_rows, rows) + BLOCK_ROWS, PANEL, 4), (1, PANEL, 4), (BLOCK_ROWS, steps, 4))
 
 
-def _body(task):
+def _body_in_bfloat16(task):
     space = enter(task)
-    is_narrow = field(task, AT.itemsize) == 2
     for i in range(field(task, AT.num_parts)):
-        if is_narrow:
-            multiply(part_of(task, i), space, UINT16, UINT16)
-        else:
-            multiply(part_of(task, i), space, FLOAT32, FLOAT32)
+        multiply(part_of(task, i), space, UINT16, UINT16)
     leave(task)
 
 
-VectorMatrix.region = ParallelRegion(_body)
+def _body_in_float32(task):
+    space = enter(task)
+    for i in range(field(task, AT.num_parts)):
+        multiply(part_of(task, i), space, FLOAT32, FLOAT32)
+    leave(task)
+
+
+VectorMatrix.region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 _store_result = epilogue(PANEL)
 block_product, _small_product = (
     resumed_product(count, BLOCK_COLUMNS // 16, PANEL) for count in (BLOCK_ROWS, SMALL_BLOCK_ROWS)

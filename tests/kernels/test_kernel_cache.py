@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _compile() -> ParallelRegion:
-    region = ParallelRegion(silu_mul._body)
+    region = ParallelRegion(silu_mul._body_in_float32)
     assert region._compiled.address
     return region
 
@@ -137,7 +137,7 @@ def compile_uncached(self):
     print("compiled")
     return before(self)
 CFunc._compile_uncached = compile_uncached
-for body in (silu_mul._body, rms_norm._body):
+for body in (silu_mul._body_in_float32, rms_norm._body_in_float32):
     ParallelRegion(body)._compiled.address
 """
 
