@@ -13,6 +13,9 @@ limit_compiler()
 # one instruction, the source says how (`kernels.cpu.sums`, `kernels.cpu.exp.fused`). `fastmath` is always said: a
 # function without it takes its first caller's.
 EXACT = {
-    **{"nogil": True, "error_model": "numpy", "fastmath": False},
-    **{"no_cpython_wrapper": True, "no_cfunc_wrapper": True},  # kernels are called from kernels
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": False,
+    "no_cpython_wrapper": True,  # kernels are called from kernels, and bodies by their address
+    "no_cfunc_wrapper": True,
 }
