@@ -59,6 +59,19 @@ def test_last_xid_counts_only_after_it_changed_and_only_when_critical(labels: st
     assert rig.value("llm:gpu_critical_xids") == 1.0
 
 
+def test_xids_of_links_are_told_apart_from_those_of_the_card() -> None:
+    rig = Rig("vllm")
+    rig.scrape('DCGM_FI_DEV_XID_ERRORS{gpu="0"} 0\n', times=12, every_s=30.0)
+    rig.scrape('DCGM_FI_DEV_XID_ERRORS{gpu="0"} 145\n', times=3, every_s=30.0)
+    assert rig.value("llm:gpu_link_xids") == 1.0
+    assert rig.value("llm:gpu_critical_xids") is None
+    rig.scrape('DCGM_FI_DEV_XID_ERRORS{gpu="0"} 145\n', times=12, every_s=30.0)
+    assert rig.value("llm:gpu_link_xids") is None
+    counting = Rig("vllm")
+    counting.scrape('DCGM_EXP_XID_ERRORS_COUNT{gpu="0",xid="150"} 1\nDCGM_EXP_XID_ERRORS_COUNT{gpu="0",xid="13"} 1\n')
+    assert counting.value("llm:gpu_link_xids") == 1.0
+
+
 def test_throttle_bits_are_told_apart() -> None:
     rig = Rig("vllm")
     rig.scrape('DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} 68\n')  # 64 hardware thermal + 4 power cap
