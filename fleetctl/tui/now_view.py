@@ -8,7 +8,7 @@ from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
 from fleetctl.tui.snapshot import Snapshot, Tail, is_closed
-from fleetctl.wire import AlertState, Incident, Pool, Run, RunStatus, TokenRole
+from fleetctl.wire import AlertState, Incident, Pool, PoolState, Run, RunStatus, TokenRole
 
 NUM_EVENTS = 12
 NUM_ALERTS = 8
@@ -167,8 +167,8 @@ def _row(glyph: str, what: str, text: str, tone: Tone, by: str = "") -> Row:
 def _pools(snapshot: Snapshot) -> StorySection:
     if not snapshot.pools:
         return StorySection(Cell("No pools are known.", Tone.DIM))
-    titles = ("pool", "ready", "run", "wait", "KV", "tok/s", "TTFT p95", "1h ago", "ITL p95", "1h ago", "state")
-    rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=0 < at < 10) for at, title in enumerate(titles))]
+    titles = ("pool", "ready", "run", "wait", "KV", "tok/s", "TTFT p95/1h ago", "ITL p95/1h", "state")
+    rows: list[Row] = [tuple(Cell(title, Tone.DIM, right=0 < at < 8) for at, title in enumerate(titles))]
     return StorySection(
         Cell("Pools   g f opens the fleet", Tone.STRONG), (*rows, *(_pool(pool, snapshot) for pool in snapshot.pools))
     )
@@ -179,17 +179,17 @@ def _pool(pool: Pool, snapshot: Snapshot) -> Row:
     told = ((load.running, whole), (load.waiting, whole), (load.kv_ratio, percent), (load.tokens_per_s, rate))
     cells = [Cell(UNKNOWN if one.value is None else write(one.value), right=True) for one, write in told]
     p95 = load.ttft_p95_s
+    ttft = UNKNOWN if p95.value is None else f"{'>' if p95.at_least else ''}{span(p95.value)}"
     tail = snapshot.pool_tails.get(pool.name, Tail())
     state = pool.state.value.replace("_", " ")
+    is_told = pool.reason and pool.state is not PoolState.CONVERGED  # else it says the same
     return (
         Cell(pool.name, Tone.STRONG),
         Cell(f"{pool.ready}/{pool.wanted}", Tone.PLAIN if pool.ready >= pool.wanted else Tone.WARN, right=True),
         *cells,
-        Cell(UNKNOWN if p95.value is None else f"{'>' if p95.at_least else ''}{span(p95.value)}", right=True),
-        Cell(span(tail.ttft_before_s), Tone.DIM, right=True),
-        Cell(span(tail.itl_s), right=True),
-        Cell(span(tail.itl_before_s), Tone.DIM, right=True),
-        Cell(f"{state}: {pool.reason}" if pool.reason else state, Tone.DIM),
+        Cell(f"{ttft}/{span(tail.ttft_before_s)}", right=True),
+        Cell(f"{span(tail.itl_s)}/{span(tail.itl_before_s)}", right=True),
+        Cell(f"{state}: {pool.reason}" if is_told else state, Tone.DIM),
     )
 
 

@@ -22,6 +22,8 @@ from fleetctl.wire import (
     AlertExplanation,
     AlertPart,
     AlertState,
+    GroupLoad,
+    GroupSignal,
     IncidentStatus,
     KvBlocks,
     NodePhase,
@@ -471,6 +473,18 @@ def test_a_pool_tells_what_is_done_with_its_size_before_its_numbers() -> None:
     words = [cell.text for cell in heading]
     assert words[2] == "wanted 3: a start failed"
     assert words[-3:] == ["1h ago 300ms", "ITL p95 21ms", "1h ago 20ms"]
+
+
+def test_the_pools_of_now_fit_eighty_columns() -> None:
+    load = GroupLoad(ttft_p95_s=GroupSignal(value=12.2, known=1, of=1), tokens_per_s=GroupSignal(value=21_824))
+    pool = Pool(name="default", wanted=64, ready=64, load=load, reason="as wanted")
+    tails = {"default": Tail(12.2, 0.3, 0.533, 0.024)}
+    snapshot = Snapshot(status=make_status(), pools=(pool,), pool_tails=tails, known_at=NOW)
+    rows = next(one for one in now_sections(snapshot, NOW) if one.heading.text.startswith("Pools")).rows
+
+    assert [cell.text for cell in rows[1][-3:]] == ["12s/300ms", "533ms/24ms", "converged"]
+    widths = [max(len(row[at].text) for row in rows) for at in range(len(rows[0]))]
+    assert sum(widths) + 2 * len(widths) <= 80
 
 
 def test_a_dry_run_is_nothing_that_automation_does() -> None:
