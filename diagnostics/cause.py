@@ -18,6 +18,7 @@ causes:
     prior: 1                              how common, beside the others
     at_most: likely                       its evidence only coincides
     alone: true                           it is never named beside another cause
+    state: true                           others lead to it: beside one of them it is named second
     only_seen: true                       a must that nobody can tell rules it out: its symptoms alone are everybody's
     tell_apart: {overload: slow_steps}    the question that tells it from another cause
     hurts: [promise_broken, errors_up]    of what passes by itself: where the first is no, and none is yes, nothing is
@@ -84,6 +85,7 @@ class _CauseForm(BaseModel):
     at_most: Literal["confirmed", "likely"] = "confirmed"
     only_seen: bool = False
     alone: bool = False
+    state: bool = False
     tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
     hurts: list[_Name] = Field(default_factory=list, max_length=20)
     unhurt: str = Field(default="", max_length=300)
@@ -133,6 +135,7 @@ class _CauseForm(BaseModel):
             at_most=self.at_most,
             only_seen=self.only_seen,
             alone=self.alone,
+            state=self.state,
             tell_apart=self.tell_apart,
             hurts=tuple(self.hurts),
             unhurt=self.unhurt,

@@ -257,13 +257,22 @@ def _named(
     readings: Readings,
     told: frozenset[str],
 ) -> Diagnosis:
-    """The best hypothesis in words. Of two causes at work, one that can be behind the alerts is named first, and of
-    such two the one that fits better alone. One of `told` is named alone or not at all: it has an incident."""
+    """The best hypothesis in words.
+
+    Of two causes at work, one that can be behind the alerts is named first; of such two the one that leads to the
+    other; else the one that fits better alone. One of `told` is named alone or not at all: it has an incident.
+    """
     ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
     elsewhere = {name for name in best.causes if trees and not knowledge.expectations[name].explains & set(trees)}
     causes = sorted(
         best.causes,
-        key=lambda name: (name in told, name in ruled_out, name in elsewhere, -ranking.probability_of(name)),
+        key=lambda name: (
+            name in told,
+            name in elsewhere,
+            knowledge.expectations[name].state,
+            name in ruled_out,
+            -ranking.probability_of(name),
+        ),
     )
     cause = causes[0]
     expects = knowledge.expectations[cause]

@@ -245,7 +245,7 @@ CASES = [
         "clients_hang_up arrivals_up prompts_repeat hits_kept queue_waits queue_everywhere kv_full preempts ttft_up",
     ),
     ("downstream", "node", "silent most_silent nodes_fewer"),
-    ("slow_tool", "latency", "arrivals_down gpu_idler_than_before tokens_fell"),
+    ("slow_tool", "gateway", "arrivals_down arrivals_dropped gpu_idler_than_before tokens_fell"),
     ("autoscaler_thrash", "controller", "size_reverses changed_size"),
     ("signals_frozen", "signals", "numbers_frozen no_steps"),
     ("probe_too_strict", "node", "ended_when_full process_ended silent refuses arrivals_up queue_waits nodes_work"),

@@ -443,3 +443,10 @@ def test_nothing_fires_in_a_calm_recording(rules: list[RuleGroup], trees: dict[s
 
     assert (result.firings, result.incidents) == ((), ())
     assert result.diagnosis_for(box.incident) is None
+
+
+def test_what_others_lead_to_is_named_second(trees: dict[str, Tree]) -> None:
+    """Prompts that share nothing fill the cache: it is not the cache that is to be mended."""
+    lost = {"llm:prefix_hit_ratio": 0.1, "llm:kv_ratio": 0.99, "llm:preemptions:rate": 2.0}
+    found = diagnose(trees["capacity"], {"*": lost}, {"pool": "default"})
+    assert (found.cause, found.also) == ("prefix_cache_broken", "preemption_thrash")
