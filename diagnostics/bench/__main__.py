@@ -4,6 +4,7 @@ python -m diagnostics.bench                         all built-in cases; prints t
 python -m diagnostics.bench my-incident.yaml DIR    your own
 python -m diagnostics.bench --write                 and docs/diagnosis-benchmark.md with its plot
 python -m diagnostics.bench --check FILE            reads the case, and runs nothing
+python -m diagnostics.bench --random 100 --seed 7   cases that nobody has looked at
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from diagnostics.bench.case import BadCaseError, Case, builtin_cases, load_cases
 from diagnostics.bench.engine_under_test import Under
 from diagnostics.bench.judging import Bench, Result
+from diagnostics.bench.random_cases import random_cases
 from diagnostics.bench.report import page, reliability, reliability_svg, said
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m diagnostics.bench", description=__doc__.splitlines()[0] if __doc__ else ""
     )
     parser.add_argument("cases", nargs="*", type=Path, help="case files or folders; default: the built-in ones")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="in place of files: random fleets and faults"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of those")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--tuned", action="store_true", help="without those that are held out")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -41,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write each verdict there too")
     options = parser.parse_args(arguments)
     try:
-        cases = load_cases(options.cases) if options.cases else builtin_cases()
+        if options.random:
+            cases = random_cases(options.random, options.seed)
+        else:
+            cases = load_cases(options.cases) if options.cases else builtin_cases()
         cases = [one for one in cases if options.only in one.name and not (options.tuned and one.held_out)]
         if not cases:
             sys.stderr.write("no case\n")
@@ -61,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = page(results, "make bench-diagnosis")
     if options.json:
         options.json.write_text(json.dumps([as_json(one) for one in results], indent=1), "utf-8")
-    if options.write:
+    if options.write and not options.random:
         write_page(figures)
         PLOT.write_text(reliability_svg(reliability(results)), "utf-8")
     sys.stdout.write(figures.partition("### By case")[0])
     is_all_right = all(one.is_right(verdict) for one in results for verdict in one.judged)
-    return 0 if is_all_right or not options.cases else 1
+    return 0 if is_all_right or not (options.cases or options.random) else 1
 
 
 def run_case(case: Case) -> Result:

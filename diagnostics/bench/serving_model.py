@@ -190,7 +190,7 @@ def simulate(drivers: Mapping[str, Floats], pool_of: Index, dt: float, rng: np.r
 
 def _longest(q: Mapping[str, Floats], luck: Floats, rate: Floats, service: Floats, wait: Floats) -> Floats:
     """The longest prompt that has no first token yet: a giant while it is in prefill, else an ordinary one."""
-    in_prefill = rate * (service + wait)
+    in_prefill = np.maximum(rate * (service + wait), 0)  # not below it by rounding
     deviations = np.sqrt(2 * np.log1p(in_prefill))  # of the largest of so many draws of a normal
     ordinary = q["prompt_tokens"] * np.exp(q["prompt_sigma"] * deviations - q["prompt_sigma"] ** 2 / 2)
     ordinary = ordinary * (luck < in_prefill)
