@@ -135,3 +135,16 @@ def test_a_minute_with_few_prompts_is_no_other_traffic(begun: float, is_yes: boo
     length = np.where(AT > NOW - 60, 3000.0, 1000.0)
     store = _store({"llm:prompt_tokens:rate": [begun * length], "llm:first_tokens:rate": [begun * ALWAYS]})
     assert (_answer("prompts_longer", store) == "yes") == is_yes
+
+
+@pytest.mark.parametrize(("hits", "is_yes"), [(0.3, True), (0.0, False)], ids=["long prompts", "nothing is shared"])
+def test_blocks_that_are_no_longer_shared_are_no_long_prompts(hits: float, is_yes: bool) -> None:
+    store = _store(
+        {
+            "llm:kv_ratio": [np.where(AT < BEGIN, 0.2, 0.9)],
+            "llm:running": [4 * ALWAYS],
+            "llm:step_seconds:mean": [np.where(AT < BEGIN, 0.02, 0.1)],
+            "llm:prefix_hit_ratio": [np.where(AT < BEGIN, 0.9, hits)],
+        }
+    )
+    assert (_answer("large_in_flight", store) == "yes") == is_yes
