@@ -5,12 +5,13 @@ Where there is a symptom and no rule to tell of it (a fleet that only a Promethe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, asked_at, judge, onset_of_series
+from diagnostics.evidence.judge import AGED_S, TRAFFIC, Knowledge, asked_at, judge, kept_since, onset_of_series
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import store_query
 from diagnostics.scope import scope_text
@@ -19,6 +20,7 @@ from diagnostics.tree import Tree
 LOOK_BACK_S = 7200.0  # a change that is an hour old is still one, and has an hour of past before it
 # Of a change that is long over, splits minutes before it fit nearly as well; it left its past no earlier than this.
 EARLIER_S = 60.0
+YOUNG_FOR_S = 1800.0
 
 NO_ALERT = Evidence("alerts", "Does an alert fire, or wait to fire?", "no", value=0.0, threshold=">= 1", unit="count")
 
@@ -34,7 +36,12 @@ def look_around(
     """
     symptoms = [one for one in knowledge.questions.values() if one.symptom]
     series = [template for tree in trees.values() for template in tree.onset]
-    onset = onset_of_series(series, scope, store, now, now, LOOK_BACK_S)
+    since = kept_since(store)
+    # Of a record that is old enough, its first minutes are no past that anything could have changed from.
+    known = since + AGED_S if since is not None and now - since >= YOUNG_FOR_S else -math.inf
+    onset = onset_of_series(series, scope, store, now, now, LOOK_BACK_S, known)
+    if onset.at >= now:  # what is slow, full or fails is as ever: so what users send is looked at
+        onset = onset_of_series(TRAFFIC, scope, store, now, now, LOOK_BACK_S, known)
     onset = replace(onset, early=max(onset.early, onset.at - EARLIER_S))
     readings = read_all(symptoms, scope, store_query(store, now), asked_at(onset, store, now))
     shown = (

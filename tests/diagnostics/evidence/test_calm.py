@@ -63,6 +63,13 @@ def _store(loading: bool = False, **changed: Callable[[np.ndarray], np.ndarray])
 
 
 @pytest.mark.parametrize("age_s", [300.0, 900.0, 3600.0])
+def test_traffic_that_was_cut_off_is_said_though_nothing_that_is_left_is_slow(age_s: float) -> None:
+    said = _said(arrivals__rate=lambda age: np.where(age <= age_s, 0.0, 2.0))
+    assert said.cause == "network_path"
+    assert said.onset == pytest.approx(NOW - age_s, abs=60)
+
+
+@pytest.mark.parametrize("age_s", [300.0, 900.0, 3600.0])
 def test_decoding_that_became_slow_without_an_alert_is_still_said_an_hour_later(age_s: float) -> None:
     said = _said(itl_seconds__mean=lambda age: np.where(age <= age_s, 0.045, 0.02))
     assert said.cause == "decode_slow"

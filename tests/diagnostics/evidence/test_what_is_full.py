@@ -127,3 +127,8 @@ def test_wait_is_news_where_it_is_longer_than_it_always_was(before: float, after
         _put(store, "llm:queue_seconds:mean", place, np.where(AT < BEGIN, before, after))
     assert _answer("queue_waits", store) == answer
     assert _answer("queue_everywhere", store) == answer
+
+
+def test_fewer_seem_to_come_behind_a_queue_where_nobody_counts_who_came() -> None:
+    assert _answer("arrivals_down", _pool(arrivals__rate=0.6)) == "yes"
+    assert _answer("arrivals_down", _pool(arrivals__rate=0.6, backlog_seconds=30.0)) == "unknown"
