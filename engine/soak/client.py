@@ -162,7 +162,8 @@ def _whole(
             raise ValueError("not OpenAI's error")
     except (ValueError, KeyError, TypeError) as reason:
         return Outcome(request_id, kind, "cut", status, detail=f"{status} {reason}: {body[:100]!r}")
-    ending = "failed" if status >= 500 else "invalid"
+    # A grammar fails a request that was begun: once wrong numbers were said that do not fit it, say.
+    ending = "failed" if status >= 500 or error["code"] == "grammar_failed" else "invalid"
     if headers.get("X-Fleet-Refused") not in (None, *FAILED_BEFORE_ITS_ANSWER):
         ending = "refused"
     return Outcome(request_id, kind, ending, status, detail=str(error["code"]), is_continuation=is_continuation)

@@ -12,7 +12,14 @@ from kernels.cpu.neon_products import COLUMNS
 from kernels.cpu.panel_matrix import AT, PanelMatrix, part_of
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.task import enter, field, leave
-from kernels.cpu.vector_matrix import BLOCK_ROWS, MAX_GROUP_ROWS, PANEL, multiply, product_scratch_bytes
+from kernels.cpu.vector_matrix import (
+    BLOCK_ROWS,
+    MAX_GROUP_ROWS,
+    PANEL,
+    SMALL_BLOCK_ROWS,
+    multiply,
+    product_scratch_bytes,
+)
 
 
 class QuadMatrix(PanelMatrix):
@@ -34,7 +41,7 @@ class QuadMatrix(PanelMatrix):
 def _body(task):
     space = enter(task)
     for i in range(field(task, AT.num_parts)):
-        multiply(part_of(task, i), space, UINT16, FOURS, 2)
+        multiply(part_of(task, i), space, UINT16, FOURS, 2, 0, 0, SMALL_BLOCK_ROWS)
     leave(task)
 
 

@@ -65,14 +65,18 @@ def _body_in_float32(task):
 
 VectorMatrix.region = RegionOfType(_body_in_bfloat16, _body_in_float32)
 _store_result = epilogue(PANEL)
-block_product, _small_product = (
-    resumed_product(count, BLOCK_COLUMNS // 16, PANEL) for count in (BLOCK_ROWS, SMALL_BLOCK_ROWS)
+block_product, _small_product, _single_product = (
+    resumed_product(count, BLOCK_COLUMNS // 16, PANEL) for count in (BLOCK_ROWS, SMALL_BLOCK_ROWS, 1)
 )
 
 
 @njit(**EXACT)
-def _next_block(left):
-    """How many of the rows that are left are taken together: sixes, then fours, so that few are computed in vain."""
+def _next_block(left, least):
+    """How many of the rows that are left are taken together: sixes, then fours, so that few are computed in vain. One
+    by itself is not, where the weight's layout allows that: a fifth of its time was for the three beside it.
+    """
+    if left == 1:
+        return least
     return SMALL_BLOCK_ROWS if left <= 4 or left == 7 or left == 8 else BLOCK_ROWS
 
 
@@ -85,11 +89,11 @@ def widen_rows(x, target, first, count, width):
 
 
 @njit(**EXACT)
-def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0):
+def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0, least=1):
     """Takes chunks until none is left. The result's elements are like `like`'s, those of the packed weight like
     `held`'s: float32, bfloat16 to be widened with its inputs, or words of two of it or of four bytes, which are
     multiplied as they are. Behind a panel of bytes lie scale and zero of each of its rows, `tail` bytes, and behind a
-    row of the inputs its own and its outliers, `row_tail`.
+    row of the inputs its own and its outliers, `row_tail`. `least`: rows that one of the inputs is computed with.
     """
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     if rows == 0:  # an expert that no row chose
@@ -111,13 +115,13 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0):
     biases, whole, widened = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL)), rows, -1
     at = max(rows - 1, 0) // group_rows * group_rows
     while at < rows:
-        if at + _next_block(rows - at) > rows:
+        if at + _next_block(rows - at, least) > rows:
             whole = at
             if widens:
                 widen_rows(narrow, rest, at, rows - at, width)
             else:
                 copy(x + at * row_bytes, rest.ctypes.data, (rows - at) * row_bytes)
-        at += _next_block(rows - at)
+        at += _next_block(rows - at, least)
     chunk = next_chunk(task)
     while chunk < num_chunks:
         following = next_chunk(task)  # now, to know what to prefetch
@@ -139,7 +143,7 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0):
             ahead = next_strip if first + depth < steps else weight + next_panel * panel_bytes
             asked, row = 0, begin
             while row < last:
-                count = _next_block(last - row)
+                count = _next_block(last - row, least)
                 own = group + (row - begin) * row_bytes if row < whole else rest.ctypes.data
                 left = own + first * 4
                 found = sums[row - begin : row - begin + count]
@@ -151,6 +155,8 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0):
                     beyond = place + depth * 64 if pace == 128 else source
                     if count == BLOCK_ROWS:
                         block_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
+                    elif count == 1:
+                        _single_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     else:
                         _small_product(left, row_bytes, right, depth, into, PANEL * 4, first, place, beyond, held)
                     asked += pace
