@@ -61,7 +61,7 @@ async def test_a_confirmed_cause_that_another_replaces_is_on_the_timeline_with_b
         incident = open_incident(make_alert("LLMNodeSlow", onset), clock.now())
         await controller.book.store_incident(incident)
         causes = []
-        for changes in (SLOW, SLOW, PREFIX, PREFIX, PREFIX, PREFIX):
+        for changes in (SLOW, SLOW, PREFIX, PREFIX, PREFIX, PREFIX, PREFIX):
             await controller.diagnosing.diagnose_incidents()
             (standing,) = controller.book.open_incidents()
             assert standing.diagnosis is not None
