@@ -129,7 +129,7 @@ FLEET_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("KV", BAR_WIDTH + 6, _kv_bar, lambda row: row.node.kv_ratio.value),
     _number("TTFT", 6, lambda node: node.ttft_s, span),
     Column(
-        "p99/1h ago",
+        "p95/1h ago",
         12,
         lambda row: beside_past(row.tail.ttft_s, row.tail.ttft_before_s),
         lambda row: row.tail.ttft_s,
@@ -138,7 +138,7 @@ FLEET_COLUMNS: tuple[Column[NodeRow], ...] = (
     ),
     _number("ITL", 6, lambda node: node.itl_s, span, 100),
     Column(
-        "ITL p99/1h",
+        "ITL p95/1h",
         12,
         lambda row: beside_past(row.tail.itl_s, row.tail.itl_before_s),
         lambda row: row.tail.itl_s,

@@ -216,10 +216,10 @@ def node_sections(name: str | None, node: Node | None, snapshot: Snapshot, now: 
     ]
     rows.append(
         (
-            Cell("p99/1h ago", Tone.DIM),
+            Cell("p95/1h ago", Tone.DIM),
             Cell(f"{span(tail.ttft_s)}/{span(tail.ttft_before_s)}", right=True),
             Cell("   "),
-            Cell("p99/1h ago", Tone.DIM),
+            Cell("p95/1h ago", Tone.DIM),
             Cell(f"{span(tail.itl_s)}/{span(tail.itl_before_s)}", right=True),
         )
     )

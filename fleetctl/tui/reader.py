@@ -115,7 +115,7 @@ OBJECTIVES = "llm:objective_ratio"
 BURNS = "llm:slo_errors:ratio_rate{} / (1 - llm:objective_ratio) and llm:slo_total:rate offset {}"
 BURN_WINDOWS = (("5m", "150s"), ("1h", "30m"), ("6h", "3h"))
 """Windows, and since when there has to be something: less than half of one is none, as in alerts/rules/slo.yaml."""
-OF_NODES = "llm:{}_seconds:p99{}"  # the p99 is what is kept of each node: its buckets are not (alerts/signals)
+OF_NODES = "llm:{}_seconds:p95{}"
 OF_POOLS = "histogram_quantile(0.95, sum by (le, pool) (llm:{}_seconds:bucket_rate{}))"
 
 

@@ -128,7 +128,7 @@ class Snapshot:
     node: Node | None = None  # the shown node in full
     requests: HeldRequests | None = None  # what it holds; None: nobody asked
     kv: KvBlocks | None = None  # what its KV cache is used for; None: nobody asked
-    node_tails: Mapping[str, Tail] = field(default_factory=dict)  # p99 of each node
+    node_tails: Mapping[str, Tail] = field(default_factory=dict)  # p95 of each node
     pool_tails: Mapping[str, Tail] = field(default_factory=dict)  # p95 of each pool
     trends: Mapping[str, Trend] = field(default_factory=dict)  # by node
     budgets: tuple[Budget, ...] | None = None  # None: not known

@@ -245,7 +245,8 @@ def test_canonical_series_carry_the_nodes_labels_and_nothing_of_the_engine() -> 
         assert sample.labels == {METRIC_NAME: name, **wanted}
         assert sample.value == pytest.approx(value, rel=1e-6), name
     (p99,) = evaluate('llm:ttft_seconds:p99{node="n1"}', fleet.store, fleet.now)
-    assert 0.02 < p99.value <= 0.04
+    (p95,) = evaluate('llm:ttft_seconds:p95{node="n1"}', fleet.store, fleet.now)
+    assert 0.02 < p95.value < p99.value <= 0.04
     (age,) = evaluate('llm:deploy_age_seconds{node="n1"}', fleet.store, fleet.now)
     assert age.value != 0.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.told_node import KnownNodes
-from fleetctl.tui.reader import SnapshotReader
+from fleetctl.tui.reader import OF_NODES, SnapshotReader
 from fleetctl.tui.snapshot import Part, Wanted
 from fleetctl.wire import IncidentStatus, Node, NodePhase, RunbookInfo, TenantUse
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run, make_status
@@ -198,7 +198,8 @@ async def test_a_controller_that_is_away_leaves_what_was_told_to_grow_old() -> N
 
 async def test_tells_latencies_beside_those_of_an_hour_ago() -> None:
     controller = FakeController()
-    controller.told = {"llm:ttft_seconds:p99": {"node-1": 0.4}, "llm:ttft_seconds:p99 offset 3600s": {"node-1": 0.2}}
+    now, before = (OF_NODES.format("ttft", when) for when in ("", " offset 3600s"))
+    controller.told = {now: {"node-1": 0.4}, before: {"node-1": 0.2}}
     snapshot = await SnapshotReader(controller, Clock()).read(Wanted(frozenset({Part.PAST})))
     tail = snapshot.node_tails["node-1"]
     assert (tail.ttft_s, tail.ttft_before_s, tail.itl_s) == (0.4, 0.2, None)
