@@ -34,8 +34,8 @@ def size():
     return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
 
-def serve():
-    answers, number = {}, 0
+def requests():
+    prepared, number = [], 0
     for lengths in BATCHES:
         ids, rows, new, block = [], [], [], 0
         for length in lengths:
@@ -46,6 +46,16 @@ def serve():
             ids.append(seq_id)
             rows.append([length, blocks])
             new.append(NewSequence(seq_id, tokens, length, SAMPLING))
+        prepared.append((ids, rows, tuple(new)))
+    return prepared
+
+
+REQUESTS = requests()  # made before memory is short: what is missing is missing to the runner
+
+
+def serve():
+    answers = {}
+    for ids, rows, new in REQUESTS:
         found = {seq_id: [] for seq_id in ids}
         at = [0] * len(ids)
         for step in range(4):
@@ -53,7 +63,7 @@ def serve():
             counts = {i: rows[i][0] - at[i] if step == 0 else 1 for i in live}
             scheduled = tuple(Scheduled(ids[i], at[i], counts[i], rows[i][1], samples=True) for i in live)
             try:
-                result = runner.run_step(StepPlan(step, scheduled, new=tuple(new) if step == 0 else ()))
+                result = runner.run_step(StepPlan(step, scheduled, new=new if step == 0 else ()))
             except Exception as error:
                 for i in live:
                     found[ids[i]].append(type(error).__name__)
