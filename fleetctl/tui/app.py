@@ -241,7 +241,7 @@ class Cockpit(App[None]):
         self._controller = self._client_factory()
         self._deeds = Deeds(self, self._controller, self._by, self._look_again)
         self._draw()
-        self._pane.main.focus()
+        self._focus_pane()
         self.set_interval(1.0, self._tick)  # ages grow between snapshots as well
         if self._poll_every_s is not None:
             self._reader = SnapshotReader(self._controller, self._now)
@@ -329,9 +329,14 @@ class Cockpit(App[None]):
         self._prompt.close()
         self._switcher.current = here.place.value
         self._draw()
-        pane.main.focus()
+        self._focus_pane()
         self._follow_log()
         self._wake.set()
+
+    def _focus_pane(self) -> None:
+        """Now: `focus` comes behind keys that are typed already, and took a prompt's focus from it in mid-word."""
+        main = self._pane.main
+        main.screen.set_focus(main)
 
     async def on_event(self, event: events.Event) -> None:
         """A key that follows `g` is taken here, in the order in which keys come."""
@@ -405,7 +410,7 @@ class Cockpit(App[None]):
 
     def on_prompt_line_done(self, message: PromptLine.Done) -> None:
         """Keep the filter, or do what was typed."""
-        self._pane.main.focus()
+        self._focus_pane()
         if message.purpose == "filter":
             self._pane.narrow(message.text)
         elif message.text:
@@ -416,7 +421,7 @@ class Cockpit(App[None]):
         if message.purpose == "filter":
             self._pane.narrow("")
             self._places.show(self.trail.here, "")
-        self._pane.main.focus()
+        self._focus_pane()
 
     def _obey(self, order: Order) -> None:
         assert self._deeds is not None
