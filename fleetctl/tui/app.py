@@ -340,9 +340,13 @@ class Cockpit(App[None]):
 
     async def on_event(self, event: events.Event) -> None:
         """A key that follows `g` is taken here, in the order in which keys come."""
-        if isinstance(event, events.Key) and isinstance(self.screen, Jump):
-            self.screen.take(event.key)
-            return
+        if isinstance(event, events.Key):
+            screens = self.screen_stack
+            if not screens:
+                return  # typed while it ends
+            if isinstance(screens[-1], Jump):
+                screens[-1].take(event.key)
+                return
         await super().on_event(event)
 
     def action_jump(self) -> None:

@@ -94,7 +94,7 @@ async def test_keys_that_come_while_a_jump_leads_on_keep_their_order() -> None:
 
 def filter_of(app: Cockpit) -> str:
     """What stands in the prompt."""
-    return f"/{app.screen.query_one('#prompt-input', Input).value}"
+    return f"/{app.screen_stack[0].query_one('#prompt-input', Input).value}"
 
 
 async def test_names_of_screens_come_with_room_and_go_without() -> None:
