@@ -28,7 +28,6 @@ class _OpenText:
     place: int
     text: str = ""
     logprobs: list[Json] = field(default_factory=list)
-    held: list[Json] = field(default_factory=list)  # of tokens whose text has not come out yet
 
 
 @dataclass(slots=True)
@@ -51,6 +50,7 @@ class ResponseEvents:
         self._number = 0
         self._output: list[Json] = []  # items that are done
         self._open: _OpenText | _OpenCall | None = None
+        self._held: list[Json] = []  # log probabilities of tokens whose text has not come out yet
         self._has_begun = False
         self._num_told = 0  # events that the client has of another node
         self._ended_by: str | None = None  # how the choice finished, until a line has told it
@@ -83,22 +83,22 @@ class ResponseEvents:
 
     def _of(self, delta: ChoiceDelta) -> Iterator[bytes]:
         yield from self._begin()
-        logprobs = self._logprobs(delta)
-        if delta.text or logprobs:
+        pieces = list(delta.tool_pieces)
+        while pieces and pieces[0].name is None:  # of the call that is open: text is what follows it
+            yield from self._go_on(pieces.pop(0).arguments)
+        if delta.text or not isinstance(self._open, _OpenCall):  # a call's tokens are no text
+            self._held += self._logprobs(delta)
+        if delta.text:
             if not isinstance(self._open, _OpenText):
                 yield from self._close()
                 yield from self._open_text()
-            assert isinstance(self._open, _OpenText)
-            self._open.held += logprobs
-            if delta.text:
-                yield self._say_text(delta.text)
-        for piece in delta.tool_pieces:
+            yield self._say_text(delta.text)
+        for piece in pieces:
             if piece.name is not None:
                 yield from self._close()
+                self._held = []
                 yield self._open_call(piece.call, piece.name)
-            if piece.arguments and isinstance(self._open, _OpenCall):
-                self._open.arguments += piece.arguments
-                yield self._event("response.function_call_arguments.delta", delta=piece.arguments, **self._where())
+            yield from self._go_on(piece.arguments)
 
     def _end(self) -> Iterator[bytes]:
         yield from self._begin()
@@ -130,11 +130,16 @@ class ResponseEvents:
     def _say_text(self, text: str) -> bytes:
         open_text = self._open
         assert isinstance(open_text, _OpenText)
-        logprobs, open_text.held = open_text.held, []
+        logprobs, self._held = self._held, []
         open_text.text += text
         open_text.logprobs += logprobs
         where = self._where()
         return self._event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs, **where)
+
+    def _go_on(self, arguments: str) -> Iterator[bytes]:
+        if arguments and isinstance(self._open, _OpenCall):
+            self._open.arguments += arguments
+            yield self._event("response.function_call_arguments.delta", delta=arguments, **self._where())
 
     def _open_call(self, call: int, name: str) -> bytes:
         self._open = _OpenCall(len(self._output), call, name)
@@ -149,7 +154,7 @@ class ResponseEvents:
             case None:
                 return
             case _OpenText() as message:
-                logprobs = message.logprobs + message.held
+                logprobs, self._held = message.logprobs + self._held, []
                 part = text_part(message.text, logprobs)
                 yield self._event(
                     "response.output_text.done", content_index=0, text=message.text, logprobs=logprobs, **where

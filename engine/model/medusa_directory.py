@@ -34,6 +34,7 @@ _PREFIX = re.compile(r"^(medusa_heads?|medusa)\.")
 _OLD_LAYER = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
 _OLD_HEAD = re.compile(r"^(\d+)\.\d+\.weight$")
 _LAYER = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$")
+_OWN_HEAD = re.compile(r"^lm_heads\.(\d+)\.weight$")
 _INTEGERS = {"I64", "I32"}
 
 Shape = tuple[int, ...]
@@ -86,16 +87,17 @@ def open_medusa(
     tensors = {name: stored[own] for name, own in names.items()}
     files = {name: stored_files[own] for name, own in names.items()}
     layers = [found.groups() for name in names if (found := _LAYER.match(name))]
-    heads = [int(name.split(".")[1]) for name in names if name.startswith(("blocks.", "lm_heads."))]
-    num_heads = _number(config_path, tree, "heads", 1 + max(heads, default=-1), least=1)
+    heads = [int(found[1]) for name in names if (found := _LAYER.match(name) or _OWN_HEAD.match(name))]
+    if not heads:
+        raise BadModelError(directory, "no tensor of a Medusa head", "give a directory of Medusa heads")
+    num_heads = _number(config_path, tree, "heads", 1 + max(heads), least=1)
+    num_layers = 1 + max((int(layer) for _, layer, _ in layers), default=-1)
     is_shared = bool(tree.get("original_lm_head", False))
     _check_sizes(config_path, tree, target)
     found = MedusaDir(
         path=directory,
         num_heads=num_heads,
-        num_layers=_number(
-            config_path, tree, "layers", 1 + max((int(layer) for _, layer, _ in layers), default=-1), least=0
-        ),
+        num_layers=_number(config_path, tree, "layers", num_layers, least=num_layers),
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         draft_vocab_size=_truncated(config_path, tree, target.vocab_size),
@@ -142,14 +144,16 @@ def _check_sizes(path: Path, tree: Mapping[str, Any], target: ModelConfig) -> No
 
 
 def _number(path: Path, tree: Mapping[str, Any], what: Literal["heads", "layers"], found: int, *, least: int) -> int:
-    """Of heads, or of their layers: as config.json says, in its authors' words or in vLLM's, else as was found."""
+    """Of heads, or of their layers: as config.json says, in its authors' words or in vLLM's, else as was found.
+
+    The first heads may be used alone; a head that lacks a layer is another one.
+    """
     keys = {"heads": ("num_heads", "medusa_num_heads"), "layers": ("num_hidden_layers", "medusa_num_layers")}[what]
     key = next((key for key in keys if tree.get(key) is not None), keys[0])
     value = tree.get(key, found)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= found:
-        problem = (
-            f"{key}: expected a whole number from {least} to {found}, as many as there are tensors of, got {value!r}"
-        )
+        wanted = f"{found}" if least == found else f"a whole number from {least} to {found}"
+        problem = f"{key}: expected {wanted}, as many as there are tensors of, got {value!r}"
         raise BadModelError(path, problem, _ONE_MODEL)
     return value
 

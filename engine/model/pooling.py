@@ -50,7 +50,8 @@ def read_pooling(
             remedy = "use --task embed, or serve a ...ForSequenceClassification"
             raise BadModelError(directory / "config.json", "the model has no head for classes", remedy)
         return Pooling("classify", "last", is_normalised=False, size=config.num_labels)
-    tree = _read(directory / "config.json")
+    path = directory / "config.json"
+    tree = _read(path) if path.is_file() else {}  # a GGUF file has none
     found, is_normalised = _modules(directory)
     return Pooling("embed", kind or found, is_normalised, _dimensions(tree, directory), config.hidden_size)
 
@@ -61,17 +62,19 @@ def _modules(directory: Path) -> tuple[PoolingKind, bool]:
     if not path.is_file():
         return "last", True
     modules = _read(path)
-    if not isinstance(modules, list):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise BadModelError(path, "not a list of modules", "copy or download the model again")
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if unknown:
         remedy = "serve a model of Transformer, Pooling and Normalize alone"
         raise BadModelError(path, f"module {unknown[0]} is not known here", remedy)
-    places = [module.get("path", "") for module in modules if isinstance(module, dict)]
+    places = [module.get("path", "") for module in modules]
     where = dict(zip(kinds, places, strict=True)).get("Pooling") or POOLING_MODULE
     pooling = directory / str(where) / "config.json"
     facts = _read(pooling) if "Pooling" in kinds else {"pooling_mode_lasttoken": True}
+    if not isinstance(facts, dict):
+        raise BadModelError(pooling, "not a JSON object", "copy or download the model again")
     modes = {name for name, value in facts.items() if name.startswith("pooling_mode_") and value is True}
     if modes == {"pooling_mode_lasttoken"}:
         return "last", "Normalize" in kinds

@@ -104,7 +104,8 @@ def test_a_token_map_says_which_tokens_heads_know(tmp_path: Path, hidden: torch.
         ({"hidden_size": 64}, {}, "config.json: hidden_size: 64, the model's is 128"),
         ({"vocab_size": 32_000}, {}, "config.json: vocab_size: 32000, the model's is 1191"),
         ({"num_heads": 4}, {}, "config.json: num_heads: expected a whole number from 1 to 3"),
-        ({"medusa_num_layers": 2}, {}, "config.json: medusa_num_layers: expected a whole number from 0 to 1"),
+        ({"medusa_num_layers": 2}, {}, "config.json: medusa_num_layers: expected 1, as many as there are tensors of"),
+        ({"num_hidden_layers": 0}, {}, "config.json: num_hidden_layers: expected 1, as many as there are tensors of"),
         ({"model_type": "llama"}, {}, "config.json: model_type: 'llama', not 'medusa'"),
         ({"truncated_vocab_size": 2_000}, {}, "config.json: truncated_vocab_size: expected a whole number from 1 to"),
         ({"truncated_vocab_size": 200}, {}, "no tensor token_map"),
@@ -131,3 +132,10 @@ def test_heads_of_another_model_are_refused(
     path = write_heads(tmp_path / "heads", kept, config)  # type: ignore[arg-type]
     with pytest.raises(BadModelError, match=words):
         _propose(path, hidden, [1] * 5)
+
+
+def test_a_directory_without_heads_is_refused(tmp_path: Path) -> None:
+    stored = {"lm_heads.weight": np.zeros((2, 2), np.float32), "blocks.weight": np.zeros((2, 2), np.float32)}
+    path = write_heads(tmp_path / "heads", stored, {})
+    with pytest.raises(BadModelError, match="no tensor of a Medusa head"):
+        open_medusa(path, open_model(tiny_model_dir()).config)
