@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it could not run here, 2 bad input, 3 `quality` found a li
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
+    options = commands.add_parser("options", help="what serve takes, as JSON: names, kinds of value, bounds")
+    options.set_defaults(run=_options)
     drain = commands.add_parser("drain", help="drain the node on this machine, and wait until it holds nothing")
     drain.add_argument("--host", default="127.0.0.1", help="where it listens (%(default)s)")
     drain.add_argument("--port", type=int, default=8000, help="where it listens (%(default)s)")
@@ -97,6 +100,13 @@ def _serve(args: argparse.Namespace) -> int:
         return _say(exc, EXIT_BAD_INPUT)
     except (StartError, FetchError) as exc:
         return _say(exc, EXIT_FAILED)
+    return 0
+
+
+def _options(_: argparse.Namespace) -> int:
+    from engine.serve_options import serve_options
+
+    sys.stdout.write(f"{json.dumps(serve_options(), indent=1)}\n")
     return 0
 
 

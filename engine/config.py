@@ -342,7 +342,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         raise BadConfigError(
             f"--model {model_dir}: no such directory or GGUF file; `fleetctl-node make-model DIR` makes a small one"
         )
-    for option, lowest in _POSITIVE.items():
+    for option, lowest in LEAST.items():
         value = getattr(args, option.removeprefix("--").replace("-", "_"))
         if value is not None and not lowest <= value < math.inf:
             raise BadConfigError(f"{option} {value}: must be at least {lowest}")
@@ -440,7 +440,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(|B|[KMGT](?:|i|iB|B))", re.IGNORECASE)
 
-_POSITIVE = {
+LEAST = {
     "--max-model-len": 2,
     "--block-size": 1,
     "--num-kv-blocks": 1,

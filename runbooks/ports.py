@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from runbooks.node_setting import NodeSetting
+
 Receipt = dict[str, Any]
 """Plain JSON of what was done and seen; stored with the step."""
 
@@ -163,6 +165,8 @@ class RolloutFacts:
     kept: tuple[str, ...] = ()  # of a workload: the revisions that it can be given again
     workload: str = ""  # whose own rollout it is, as deployment/engine in Kubernetes; empty: the controller's
     cannot: Mapping[str, str] = field(default_factory=dict)  # orders by their kind's word that it takes never, and why
+    given: tuple[str, ...] | None = None  # names of the settings that its revision has; None: not known
+    takes: Mapping[str, NodeSetting] | None = None  # what its nodes can be started with; None: nobody could say
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ async def open_controller(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
         courier = Courier(http, clock)
         freezes = await Freezes.opened(records)
-        rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store)
+        rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store, providers)
         pod_rollouts = PodRollouts(kubernetes.get(KUBERNETES), rollouts.facts, rollouts.order, records.lease.require)
         receipts = Receipts(records, settings.receipt_key_file, settings.incidents.keep_for_s)
         account = DrainAccount(receipts, client, gateways, clock)
@@ -737,6 +737,7 @@ def _rollouts(
     freezes: Freezes,
     gateways: Gateways,
     store: SeriesStore,
+    providers: Providers,
 ) -> Rollouts:
     settings = config.settings
     return Rollouts(
@@ -749,6 +750,7 @@ def _rollouts(
         settings.rollouts,
         PoolLimits(settings.actions.surge, settings.controller.capacity_floor_ratio),
         stale_after_s=settings.stale_after_s,
+        read_settings=providers.settings_of,
     )
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from fleetctl.kit.reserved_port import reserve_port
+from fleetctl.providers.engine_settings import EngineSettings
 from fleetctl.providers.process import ProcessTable, children_of
-from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
+from fleetctl.providers.provider import LogChunk, NodeSetting, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec, OptionValue, words_from_options
 
 COMMAND, ENVIRONMENT, API_KEY = "command", "env", "api_key"
@@ -30,10 +31,17 @@ class LocalProvider:
         self._token_file = node_token_file
         self._cache = root.parent / "cache"
         self._command = tuple(engine_command or (sys.executable, "-m", "fleetctl.node"))
+        self._engine_settings = EngineSettings(self._command)
 
     def why_not(self, act: ProviderAct, spec: NodeSpec) -> str:
         """Processes of this machine can be started and stopped, and their logs are here."""
         return "nobody places nodes on this machine but you" if act is ProviderAct.CORDON_HOST else ""
+
+    def settings_of(self, spec: NodeSpec) -> Mapping[str, NodeSetting] | None:
+        """As our engine says; a node that is any command has three."""
+        if COMMAND in spec.options:
+            return {name.replace("_", "-"): NodeSetting() for name in (COMMAND, ENVIRONMENT, API_KEY)}
+        return self._engine_settings.known()
 
     def list_instances(self) -> Sequence[ObservedInstance]:
         """Every node process that runs under the root."""

@@ -225,6 +225,29 @@ def capacity_of(provider: NodeProvider, spec: NodeSpec) -> Capacity:
     return provider.capacity(spec) if isinstance(provider, HasCapacity) else Capacity()
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSetting:
+    """How one option of a node is written; field by field `runbooks.node_setting.NodeSetting`."""
+
+    kind: str = "text"
+    least: float | None = None
+    choices: tuple[str, ...] | None = None
+    fixed: str = ""
+
+
+@runtime_checkable
+class KnowsSettings(Protocol):
+    """A provider that can say what its nodes are started with before it starts one."""
+
+    def settings_of(self, spec: NodeSpec) -> Mapping[str, NodeSetting] | None:
+        """By name with dashes, for nodes like this one; None: it could not find out. May take a moment."""
+
+
+def settings_of(provider: NodeProvider, spec: NodeSpec) -> Mapping[str, NodeSetting] | None:
+    """Unknown of a provider that can't tell."""
+    return provider.settings_of(spec) if isinstance(provider, KnowsSettings) else None
+
+
 @runtime_checkable
 class HasProcesses(Protocol):
     """A provider whose nodes are processes of this machine."""

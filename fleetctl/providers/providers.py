@@ -13,11 +13,13 @@ from fleetctl.providers.provider import (
     HasProcesses,
     LogChunk,
     NodeProvider,
+    NodeSetting,
     ObservedInstance,
     ProviderAct,
     capacity_of,
     end_for_restart,
     end_terms_of,
+    settings_of,
 )
 from fleetctl.providers.spec import NodeSpec
 
@@ -108,6 +110,11 @@ class Providers:
             if provider is None
             else capacity_of(provider, spec)
         )
+
+    def settings_of(self, spec: NodeSpec) -> Mapping[str, NodeSetting] | None:
+        """As its provider knows."""
+        provider = self._by_name.get(spec.provider)
+        return None if provider is None else settings_of(provider, spec)
 
     def process_ids(self, name: str) -> list[int]:
         """Of a node whose processes are here; empty for others."""

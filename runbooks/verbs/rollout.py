@@ -5,6 +5,7 @@ from __future__ import annotations
 from runbooks.ability import Ability
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
+from runbooks.node_setting import check_settings, check_unset
 from runbooks.ports import Receipt, RolloutFacts, RolloutOrder, RolloutOrderKind
 from runbooks.rule_verb import share_words
 from runbooks.target import TargetKind
@@ -72,6 +73,16 @@ def _check_for_workload(action: Action, facts: RolloutFacts) -> None:
         )
 
 
+def _check_changes(action: Action, facts: RolloutFacts) -> None:
+    """Raises BadInputError for what no node would start with; nothing where nobody can say what nodes take."""
+    pool = action.target.name
+    if facts.takes is not None and action.args["settings"]:
+        remedy = f"fleetctl rollout start {pool} --set SETTING --dry-run"
+        check_settings(facts.takes, action.args["settings"], remedy)
+    if facts.given is not None and action.args["unset"]:
+        check_unset(facts.given, action.args["unset"], facts.revision, pool)
+
+
 def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Action:
     """The action with its steps, once it says what to roll out, and nothing else is on its way."""
     facts, args, pool = _facts(action, fleet), action.args, action.target.name
@@ -86,6 +97,7 @@ def _resolve_start(action: Action, fleet: FleetView, last: Action | None) -> Act
             f"{action.verb.name}: what is to be rolled out?",
             remedy="give --to REVISION, or what changes: --model-dir, --set, --unset",
         )
+    _check_changes(action, facts)
     if args["to"] is not None:
         _check_revision(args["to"], facts, fleet)
         if args["to"] == facts.revision and not facts.state:

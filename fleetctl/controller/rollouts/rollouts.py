@@ -6,10 +6,11 @@ transaction: a controller that is killed has done all of it or nothing, and the 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -43,9 +44,11 @@ from fleetctl.controller.rollouts.rollout_row import (
     put_rollout,
 )
 from fleetctl.controller.timeline import insert_event
+from fleetctl.providers.provider import NodeSetting
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.settings.rollouts import RolloutSettings
 from fleetctl.traffic_rule import CanarySpec, RuleSpec, ShadowSpec, TrafficRule
+from runbooks.node_setting import NodeSetting as TakenSetting
 from runbooks.ports import (
     PermanentError,
     PoolOwner,
@@ -56,6 +59,9 @@ from runbooks.ports import (
     RolloutOrderKind,
 )
 from runbooks.restraint import freeze_text
+
+ReadSettings = Callable[[NodeSpec], Mapping[str, NodeSetting] | None]
+"""What nodes like one can be started with; None: nobody could say. May take a moment."""
 
 ReadShadow = Callable[[str], Awaitable[tuple[float, float] | None]]
 """What gateways say of a shadow by its rule's id: answers that differ, of those compared; None: no gateway tells."""
@@ -102,6 +108,7 @@ class Rollouts:
         pool_limits: PoolLimits,
         *,
         stale_after_s: float,
+        read_settings: ReadSettings = lambda _: None,
     ) -> None:
         """`stale_after_s`: a node that was not looked at for so long is in an unknown state."""
         self._records = records
@@ -115,6 +122,7 @@ class Rollouts:
         self._settings = settings
         self._pool_limits = pool_limits
         self._stale_after_s = stale_after_s
+        self._read_settings = read_settings
         self._limits = RolloutLimits(
             settings.ready_within_s, settings.max_start_failures, settings.step_min_s, settings.step_limit_s
         )
@@ -161,16 +169,30 @@ class Rollouts:
     async def facts(self) -> RevisionFacts:
         """What plans need of revisions and rollouts."""
 
-        def work(connection: sa.Connection) -> RevisionFacts:
-            known = frozenset(row.revision.id for row in list_revisions(connection))
+        def work(connection: sa.Connection) -> tuple[dict[str, Revision], dict[str, RolloutFacts]]:
+            known = {row.revision.id: row.revision for row in list_revisions(connection)}
             under_way = {one.pool: one for one in list_under_way(connection)}
             surge = self._pool_limits.surge
-            pools = {
+            return known, {
                 pool.name: _facts(connection, pool, under_way.get(pool.name), surge) for pool in list_pools(connection)
             }
-            return RevisionFacts(known, pools)
 
-        return await self._database.read(work)
+        known, pools = await self._database.read(work)
+        specs = {
+            name: known[one.revision].spec("new", pool=name, zone="")
+            for name, one in pools.items()
+            if one.revision in known
+        }
+        takes = await asyncio.to_thread(lambda: {name: self._read_settings(spec) for name, spec in specs.items()})
+        return RevisionFacts(
+            frozenset(known),
+            {
+                name: replace(one, given=tuple(specs[name].options), takes=_settings(takes[name]))
+                if name in specs
+                else one
+                for name, one in pools.items()
+            },
+        )
 
     async def order(self, order: RolloutOrder) -> Receipt:
         """Carry out an order. One that was carried out before changes nothing. Raises PermanentError."""
@@ -406,6 +428,10 @@ def _facts(connection: sa.Connection, pool: PoolRow, rollout: Rollout | None, su
         size=pool.wanted_size,
         surge=surge,
     )
+
+
+def _settings(known: Mapping[str, NodeSetting] | None) -> dict[str, TakenSetting] | None:
+    return None if known is None else {name: TakenSetting(*astuple(one)) for name, one in known.items()}
 
 
 def _specs(rollout: Rollout, pool: PoolRow, wanted: Wanted) -> dict[str, RuleSpec | None]:
