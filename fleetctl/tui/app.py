@@ -11,7 +11,7 @@ import asyncio
 import gc
 import getpass
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -239,7 +239,7 @@ class Cockpit(App[None]):
     def on_mount(self) -> None:
         """Begin to read snapshots."""
         self._controller = self._client_factory()
-        self._deeds = Deeds(self, self._controller, self._by, self._look_again)
+        self._deeds = Deeds(self, self._controller, self._by, self._look_again, self._commands)
         self._draw()
         self._focus_pane()
         self.set_interval(1.0, self._tick)  # ages grow between snapshots as well
@@ -418,7 +418,7 @@ class Cockpit(App[None]):
         if message.purpose == "filter":
             self._pane.narrow(message.text)
         elif message.text:
-            self._obey(parse_order(message.text, self._shell.commands if self._shell is not None else ()))
+            self._obey(parse_order(message.text, self._commands), message.text)
 
     def on_prompt_line_left(self, message: PromptLine.Left) -> None:
         """Nothing was typed."""
@@ -427,7 +427,7 @@ class Cockpit(App[None]):
             self._places.show(self.trail.here, "")
         self._focus_pane()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, typed: str = "") -> None:
         assert self._deeds is not None
         match order:
             case JumpOrder(visit, group, words):
@@ -455,7 +455,7 @@ class Cockpit(App[None]):
             case Simple():
                 self.action_refresh_now()
             case Wrong(why, remedy):
-                self.notify(f"{why}\n{remedy}".strip(), title="Not done", severity="warning", timeout=10, markup=False)
+                self._deeds.tell(BadInputError(why, remedy=remedy), typed)
 
     def _answer(self, order: Answer) -> None:
         """A run that was named: the question shows it as it was last read."""
@@ -464,9 +464,14 @@ class Cockpit(App[None]):
         known = [*(focus.runs if focus is not None else ()), *self.snapshot.runs]
         run = next((one for one in known if one.id == order.run_id), None)
         if run is None:
-            self._obey(Wrong(f"no run {order.run_id} is known here", f"run {order.run_id}, or fleetctl get runs"))
+            self._obey(Wrong(f"no run {order.run_id} is known here", f"look for it with :run {order.run_id}, or :runs"))
         else:
             self._deeds.decide(run, order.approve, order.comment, order.override)
+
+    @property
+    def _commands(self) -> Collection[str]:
+        """Those that are no verbs and can be run from here."""
+        return self._shell.commands if self._shell is not None else ()
 
     def _names(self) -> Names:
         snapshot = self.snapshot
@@ -477,7 +482,7 @@ class Cockpit(App[None]):
             runs=[run.id for run in snapshot.runs],
             runbooks=sorted({run.runbook for run in snapshot.runs} - {"action"}),
             alerts=sorted({alert.name for alert in snapshot.alerts}),
-            commands=tuple(self._shell.commands) if self._shell is not None else (),
+            commands=tuple(self._commands),
             kinds=self._shell.kinds if self._shell is not None else (),
         )
 

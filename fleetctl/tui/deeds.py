@@ -5,7 +5,7 @@ A dry run is asked for without a question, and its answer says first that nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Literal
 
 import structlog
@@ -15,6 +15,7 @@ from fleetctl.kit.errors import FleetctlError
 from fleetctl.tui.command_screen import CommandScreen
 from fleetctl.tui.confirm import Confirm, Told
 from fleetctl.tui.incident_view import plan_of
+from fleetctl.tui.next_step import with_next_step
 from fleetctl.tui.order import Act, Start, is_dangerous
 from fleetctl.tui.reader import CockpitClient
 from fleetctl.tui.shell import SILENCED_FOR, Command, Shell
@@ -48,7 +49,16 @@ ORDERS: dict[str, tuple[str, str]] = {
 class Deeds:
     """The calls that change something. `wake`: look again now."""
 
-    def __init__(self, app: App[None], controller: CockpitClient, by: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: App[None],
+        controller: CockpitClient,
+        by: str,
+        wake: Callable[[], None],
+        commands: Collection[str] = (),
+    ) -> None:
+        """`commands`: those that are no verbs and can be run from here."""
+        self._commands = commands
         self._app = app
         self._controller = controller
         self._by = by
@@ -86,7 +96,7 @@ class Deeds:
             dry_run=order.said.dry_run,
         )
         if order.said.dry_run:
-            self._dry(f"fleetctl {order.command}", lambda: self._controller.act(request))
+            self._dry(f"fleetctl {order.command}", lambda: self._controller.act(request), order.command)
             return
 
         async def send(_: str) -> None:
@@ -101,9 +111,8 @@ class Deeds:
             _overrides(order.said.override),
         )
         needs_name = name if is_dangerous(order.verb, order.command) else ""
-        self._ask(
-            Confirm(f"{order.verb.name} {order.target}?", details, order.verb.name.capitalize(), name=needs_name), send
-        )
+        question = Confirm(f"{order.verb.name} {order.target}?", details, order.verb.name.capitalize(), name=needs_name)
+        self._ask(question, send, order.command)
 
     def start(self, order: Start, nodes: Sequence[Node]) -> None:
         """Run a page, or tell what it would do."""
@@ -218,34 +227,34 @@ class Deeds:
 
     # -- how a call goes ----------------------------------------------------------------------------------------
 
-    def _ask(self, question: Confirm, send: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+    def _ask(self, question: Confirm, send: Callable[[str], Coroutine[Any, Any, None]], typed: str = "") -> None:
         def answered(text: str | None) -> None:
             if text is not None:
-                self._send(send(text))
+                self._send(send(text), typed)
 
         self._app.push_screen(question, answered)
 
-    def _dry(self, what: str, call: Callable[[], Coroutine[Any, Any, Run]]) -> None:
+    def _dry(self, what: str, call: Callable[[], Coroutine[Any, Any, Run]], typed: str = "") -> None:
         async def send() -> None:
             self._app.push_screen(Told("DRY RUN: nothing was done", dry_run_lines(what, await call())))
 
-        self._send(send())
+        self._send(send(), typed)
 
-    def _send(self, work: Coroutine[Any, Any, None]) -> None:
-        self._app.run_worker(self._told(work), name="deed", exit_on_error=True)
+    def _send(self, work: Coroutine[Any, Any, None], typed: str = "") -> None:
+        self._app.run_worker(self._told(work, typed), name="deed", exit_on_error=True)
 
-    async def _told(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _told(self, work: Coroutine[Any, Any, None], typed: str) -> None:
         try:
             await work
         except FleetctlError as error:
-            self.tell(error)
+            log.warning("request.failed", error=error.message)
+            self.tell(error, typed)
         self._wake()
 
-    def tell(self, error: FleetctlError) -> None:
-        """An error is news for a person: it stays until the next one would have gone."""
-        text = f"{error.message}\n{error.remedy}" if error.remedy else error.message
-        log.warning("request.failed", error=error.message)
-        self._app.notify(text, title="Not done", severity="error", timeout=15, markup=False)
+    def tell(self, error: FleetctlError, typed: str = "") -> None:
+        """An error is news for a person: it stays until the next one would have gone, and ends with what to type."""
+        step = with_next_step(error.message, error.remedy or "", error.exit_code, typed, self._commands)
+        self._app.notify(f"{error.message}\n{step}", title="Not done", severity="error", timeout=15, markup=False)
 
     def _notify(self, text: str) -> None:
         self._app.notify(text, markup=False)

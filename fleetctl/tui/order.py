@@ -6,6 +6,7 @@ it does what a shell sends. Every other command is run as it stands, and what it
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """It can't be done: why, and what to type instead."""
+    """It can't be done: why, and what to type instead, where that follows from what was typed."""
 
     why: str
     remedy: str = ""
@@ -108,12 +109,12 @@ def parse_order(text: str, commands: Collection[str] = ()) -> Order:
     if words[:1] == ["fleetctl"]:
         words = words[1:]
     if not words:
-        return Wrong("nothing was typed", "a kind (nodes, alerts) or a command (drain node-2)")
+        return Wrong("nothing was typed", "a kind, as :nodes, or a command, as :drain node-2")
     if len(words) == 1 and words[0] in SIMPLE:
         return Simple(SIMPLE[words[0]])
     plain, options = _parted(words)
     if options is None:
-        return Wrong(f"{words[-1]}: say why behind it", f"{shlex.join(words)} 'disk works'")
+        return Wrong(f"{words[-1]}: say why behind it", f":{shlex.join(words)} 'disk works'")
     if words[0] in ("incident", "runbook", "replace") and (special := _special(plain, options)) is not None:
         return special
     command, verb = command_of(words, commands), verb_of(plain)
@@ -152,7 +153,7 @@ def _parted(words: Sequence[str]) -> tuple[list[str], Said | None]:
 def _special(words: list[str], said: Said) -> Order | None:
     match words:
         case ["incident", "ack" | "assign", *rest] if not rest:
-            return Wrong(f"incident {words[1]}: which incident?", f"incident {words[1]} ID")
+            return Wrong(f"incident {words[1]}: which incident?", f":incident {words[1]} ID, with one of :incidents")
         case ["incident", "ack", incident_id] if not said.reason:
             return Handle("ack", incident_id)
         case ["incident", "assign", incident_id, *rest] if not said.reason:
@@ -160,7 +161,7 @@ def _special(words: list[str], said: Said) -> Order | None:
         case ["runbook", "approve" | "deny" as what, run_id]:
             return Answer(run_id, what == "approve", said.reason, said.override)
         case ["runbook", "approve" | "deny" as what]:
-            return Wrong(f"runbook {what}: which run?", f"runbook {what} RUN")
+            return Wrong(f"runbook {what}: which run?", f":runbook {what} RUN, with one of :runs")
         case ["replace", *rest]:
             return _replace(rest, said)
         case ["runbook", "run", *rest]:
@@ -176,13 +177,14 @@ def _replace(words: list[str], said: Said) -> Order:
         case [node, "--deadline", deadline]:
             inputs = {"node": node, "deadline": deadline}
         case _:
-            return Wrong("replace: which node?", "replace NODE [--deadline 30s] [--dry-run]")
+            return Wrong("replace: which node?", ":replace NODE --deadline 30s; with --dry-run it only tells")
     return Start("replace-node", inputs, node, said)
 
 
 def _run_page(words: list[str], said: Said) -> Order:
     if not words or not all("=" in word for word in words[1:]):
-        return Wrong("runbook run: which page, with which inputs?", "runbook run replace-node node=node-2 [--dry-run]")
+        why = "runbook run: which page, with which inputs?"
+        return Wrong(why, ":runbook run replace-node node=NODE; with --dry-run it only tells")
     inputs = dict(word.split("=", 1) for word in words[1:])
     return Start(words[0], inputs, inputs.get("node") or inputs.get("pool") or words[0], said)
 
@@ -190,10 +192,21 @@ def _run_page(words: list[str], said: Said) -> Order:
 def _unknown(words: Sequence[str], commands: Collection[str]) -> Wrong:
     rest = [word for word in words if word not in LOOKING]
     wrong = rest[0] if rest else words[0]
-    near = dict.fromkeys(name for name in (*NOUNS, *VERBS, "replace", *sorted(commands)) if name.startswith(wrong[:2]))
-    return Wrong(
-        f"{wrong!r} is no kind and no command of the cockpit", f"perhaps {', '.join([*near][:4])}" if near else "?"
-    )
+    if wrong in NOUNS:
+        return Wrong(f"{' '.join(rest)}: no screen shows that; {wrong} takes one name at most", f":{wrong}")
+    known = (*NOUNS, *VERBS, "replace", *sorted(commands))
+    near = difflib.get_close_matches(wrong, known, 2) or [name for name in known if name.startswith(wrong[:2])][:2]
+    remedy = f"perhaps {', or '.join(f':{example_of(name)}' for name in near)}" if near else ":help"
+    return Wrong(f"{wrong!r} is no kind and no command of the cockpit", remedy)
+
+
+def example_of(name: str) -> str:
+    """A line to type for a kind, a verb or a command, by its own words."""
+    if name in NOUNS:
+        return name
+    if name in VERBS:
+        return VERBS[name].example
+    return "replace NODE" if name == "replace" else f"{name} --help"
 
 
 def verb_of(words: Sequence[str]) -> Verb | None:

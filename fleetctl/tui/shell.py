@@ -81,11 +81,13 @@ class Command:
     def only_looks(self) -> bool:
         """Whether it changes nothing."""
         first, *_, last = (*self.name.split(), self.name.split()[-1])
-        return first in LOOKS or last in LOOKING_ENDS
+        return first in LOOKS or last in LOOKING_ENDS or "--help" in self.words
 
     @property
     def why_not(self) -> str:
         """Why it can't be run from here; empty where it can."""
+        if "--help" in self.words:
+            return ""
         if self.name in ELSEWHERE:
             return f"{self.name} wants a terminal of its own"
         endless = sorted(ENDLESS & set(self.words))
