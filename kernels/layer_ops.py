@@ -82,8 +82,13 @@ def store_rows(rows: Tensor, target: Tensor, places: Tensor) -> None:
     """Puts row i of `rows` at row `places[i]` of target.
 
     Shapes: rows: [num_rows, width]; target: [any, width], contiguous, of the same dtype; places: [num_rows], int64, no
-    place twice. Bytes moved: rows once in, once out.
+    place twice. On a GPU a negative place writes nothing. Bytes moved: rows once in, once out.
     """
+    if rows.is_cuda:
+        from kernels.gpu import kv_store as on_gpu
+
+        on_gpu.store_rows(rows, target, places)
+        return
     if has_kernels(rows, target):
         from kernels.cpu import store_rows as on_cpu
 

@@ -1,9 +1,11 @@
-"""The decoder: token ids of a ragged batch to logits, by replaying a recorded step where there is one.
+"""The decoder: token ids of a ragged batch to logits, by replaying a recorded or captured step where there is one.
 
 No sampling, no scheduling here.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +17,9 @@ from engine.model.layer_features import LayerFeatures
 from engine.model.recorded_steps import RecordedSteps, can_record
 from engine.model.weights import DecoderWeights
 from kernels.cpu.dtypes import has_kernels
+
+if TYPE_CHECKING:
+    from engine.model.graph_steps import GraphSteps
 
 
 class Decoder:
@@ -32,15 +37,20 @@ class Decoder:
         num_positions: int,
         stack: DecoderStack | None = None,
         features: LayerFeatures | None = None,
+        enforce_eager: bool = False,
     ) -> None:
-        """`stack`: other stages than a decoder's; `features`: where what its layers begin with is kept."""
+        """`stack`: other stages than a decoder's; `features`: where what its layers begin with is kept.
+
+        `enforce_eager`: on a GPU no step is captured.
+        """
         self.config = config
         self.weights = weights
         self.is_batch_invariant: bool | None = None
         self.last_hidden = weights.embedding.new_empty((0, config.hidden_size))
         self._stack = DecoderStack(config, weights, num_positions=num_positions) if stack is None else stack
         self._stack.features = features
-        self._recorded: RecordedSteps | None = None
+        self._enforces_eager = enforce_eager
+        self._recorded: RecordedSteps | GraphSteps | None = None
 
     def prepare(self) -> None:
         """Packs the weights. To be called once, before the first forward pass."""
@@ -48,6 +58,8 @@ class Decoder:
         if self._stack.device.type == "cpu":
             self.is_batch_invariant = has_kernels(self.weights.embedding)
             self._recorded = RecordedSteps(self._stack) if can_record(self.weights) else None
+        elif not self._enforces_eager:
+            self._recorded = _graph_steps(self._stack)
 
     def drop_recordings(self) -> None:
         """Gives up recorded steps, and with them the KV cache that they hold; to be called before it is dropped."""
@@ -58,7 +70,7 @@ class Decoder:
     def forward(self, batch: Batch, kv: Tensor) -> Tensor:
         """Logits of `batch.sample_rows`: [num_samples, vocab]. Writes the batch's keys and values into kv.
 
-        On a CPU they may be overwritten by the next call.
+        They may be overwritten by the next call.
 
         Shapes: kv: [layers, 2, num_blocks, block_size, kv_heads, head_dim].
         """
@@ -87,3 +99,9 @@ class Decoder:
             return x.new_empty((0, self.config.vocab_size))
         self.last_hidden, logits = self._stack.head(x[rows], residual[rows])
         return logits
+
+
+def _graph_steps(stack: DecoderStack) -> GraphSteps | None:
+    from engine.model.graph_steps import GraphSteps, can_capture  # needs Triton, which a CPU does not
+
+    return GraphSteps(stack) if can_capture(stack.weights) else None

@@ -61,6 +61,7 @@ class DraftModel:
         dtype: torch.dtype,
         device: torch.device,
         kv_cache_dtype: KvCacheDtype = "auto",
+        enforce_eager: bool = False,
     ) -> None:
         """Raises BadModelError, and what torch raises where memory runs out."""
         config = model.config
@@ -69,7 +70,7 @@ class DraftModel:
         self._kv_dtype, row = kv_format(kv_cache_dtype, dtype, config.head_dim)
         self._kv_shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, row)
         weights = load_weights(model, dtype=dtype, device=str(device))
-        self._decoder = Decoder(config, weights, num_positions=self._max_len)
+        self._decoder = Decoder(config, weights, num_positions=self._max_len, enforce_eager=enforce_eager)
         self._sequences: dict[str, _Drafted] = {}
         self.wake()
 

@@ -26,6 +26,7 @@ def load_drafter(
     dtype: torch.dtype,
     device: torch.device,
     kv_cache_dtype: KvCacheDtype = "auto",
+    enforce_eager: bool = False,
 ) -> Drafter:
     """What proposes tokens for `target`. Raises BadModelError, and what torch raises where memory runs out."""
     if isinstance(drafter, MedusaDir):
@@ -40,6 +41,7 @@ def load_drafter(
             max_len=max_len,
             dtype=dtype,
             device=device,
+            enforce_eager=enforce_eager,
         )
     return DraftModel(
         drafter,
@@ -49,4 +51,5 @@ def load_drafter(
         dtype=dtype,
         device=device,
         kv_cache_dtype=kv_cache_dtype,
+        enforce_eager=enforce_eager,
     )

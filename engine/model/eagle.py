@@ -58,6 +58,7 @@ class Eagle:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        enforce_eager: bool = False,
     ) -> None:
         """Raises BadModelError, and what torch raises where memory runs out."""
         config = replace(eagle.config, sliding_window=WINDOW, windowed_layers=frozenset((0,)))
@@ -72,7 +73,9 @@ class Eagle:
             norms_residual=eagle.norms_residual,
             num_positions=max_len,
         )
-        self._decoder = Decoder(config, weights.decoder, num_positions=max_len, stack=self._stack)
+        self._decoder = Decoder(
+            config, weights.decoder, num_positions=max_len, stack=self._stack, enforce_eager=enforce_eager
+        )
         self._kv_shape = (1, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self._kv = empty_kv(self._kv_shape, dtype, device)
         self.features: LayerFeatures | None = LayerFeatures(

@@ -43,6 +43,7 @@ class MergeColumns(NamedTuple):
 
 
 ITEM, MERGE = ItemColumns(*range(8)), MergeColumns(*range(4))
+_ALIGN = 4  # int32 in 16 bytes
 WHOLE = -1  # as a partial: this item is the only one for its queries
 
 
@@ -67,6 +68,40 @@ class GpuAttentionPlan:
     sliding_window: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class HostGroup:
+    """A `TileGroup` whose tables are still on the host."""
+
+    rows: int
+    items: np.ndarray
+    merges: np.ndarray
+    num_partials: int
+    max_queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """The work of one batch, still on the host."""
+
+    block_tables: np.ndarray  # [num_seqs, max_blocks], int32
+    groups: tuple[HostGroup, ...]
+    num_tokens: int
+    most_queries: int  # of one sequence
+    has_chunks: bool  # whether a sequence's queries fill several tiles
+    sliding_window: int | None
+
+    def placed(self, device: torch.device | str) -> GpuAttentionPlan:
+        """The same on the device: one copy, which is not waited for."""
+        parts = [self.block_tables, *(part for group in self.groups for part in (group.items, group.merges))]
+        moved = iter(_to_device(parts, device))
+        tables = next(moved)
+        groups = tuple(
+            TileGroup(group.rows, next(moved), next(moved), group.num_partials, group.max_queries)
+            for group in self.groups
+        )
+        return GpuAttentionPlan(tables, groups, self.num_tokens, self.sliding_window)
+
+
 def plan_attention(
     block_tables: Tensor,
     seq_lens: Tensor,
@@ -78,13 +113,27 @@ def plan_attention(
     device: torch.device | str,
 ) -> GpuAttentionPlan:
     """The plan of one batch. Shapes as in `paged_attention`, all on the CPU."""
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    return plan_on_host(block_tables, seq_lens, query_starts, **heads, sliding_window=sliding_window).placed(device)
+
+
+def plan_on_host(
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    sliding_window: int | None = None,
+) -> HostPlan:
+    """The plan of one batch, of which nothing is on the device yet."""
     lens, starts = seq_lens.numpy().astype(np.int64), query_starts.numpy().astype(np.int64)
     counts = np.diff(starts)
     head_rows = 1 << (num_heads // num_kv_heads - 1).bit_length()
     small, large = max(SMALL_ROWS, head_rows), max(LARGE_ROWS, head_rows)
     fits_small, fits_large = counts * head_rows <= small, counts * head_rows <= large
     tables = np.ascontiguousarray(block_tables.numpy(), dtype=np.int32)
-    drafts = []
+    groups = []
     batch = _Batch(lens, counts, starts, sliding_window)
     for rows, split, whole in (
         (small, np.flatnonzero(fits_small & (counts > 0)), None),
@@ -94,12 +143,10 @@ def plan_attention(
         if whole is not None:
             items = np.concatenate([items, batch.whole_items(whole, rows // head_rows)])
         if len(items):
-            drafts.append((rows, items, merges, num_partials, int(merges[:, MERGE.num_queries].max(initial=0))))
-    parts = [tables, *(part for draft in drafts for part in draft[1:3])]
-    moved = iter(_to_device(parts, device))
-    placed = next(moved)
-    groups = tuple(TileGroup(rows, next(moved), next(moved), num, most) for rows, _, _, num, most in drafts)
-    return GpuAttentionPlan(placed, groups, int(starts[-1]), sliding_window)
+            most = int(merges[:, MERGE.num_queries].max(initial=0))
+            groups.append(HostGroup(rows, items, merges, num_partials, most))
+    most_queries, has_chunks = int(counts.max(initial=0)), not bool(fits_large.all())
+    return HostPlan(tables, tuple(groups), int(starts[-1]), most_queries, has_chunks, sliding_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +205,14 @@ class _Batch:
 
 
 def _to_device(parts: list[np.ndarray], device: torch.device | str) -> list[Tensor]:
-    """All parts in one copy, which does not wait for the device."""
-    flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts]))
+    """All parts in one copy, which does not wait for the device, each aligned to 16 bytes: for a pointer that is not,
+    Triton compiles a kernel again.
+    """
+    starts = np.cumsum([0, *(-(-part.size // _ALIGN) * _ALIGN for part in parts)]).tolist()
+    whole = np.zeros(starts[-1], dtype=np.int32)
+    for part, start in zip(parts, starts, strict=False):
+        whole[start : start + part.size] = part.ravel()
+    flat = torch.from_numpy(whole)
     if torch.device(device).type == "cuda":
         flat = flat.pin_memory().to(device, non_blocking=True)
-    sizes = [part.size for part in parts]
-    return [piece.view(part.shape) for piece, part in zip(flat.split(sizes), parts, strict=True)]
+    return [flat[start : start + part.size].view(part.shape) for part, start in zip(parts, starts, strict=False)]

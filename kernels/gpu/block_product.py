@@ -30,6 +30,10 @@ _INT4, _FP8 = tl.constexpr(INT4), tl.constexpr(FP8)
 _KV_FP8 = tl.constexpr(KV_FP8)
 _TILE = tl.constexpr(TILE)
 _MERGE_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+_EXPAND_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+# From so many rows on, a weight is expanded once and multiplied by cuBLAS: an H100 expands int4 of 28,672 x 4,096 in
+# TODO us, and a tile of rows that multiplies codes takes twice cuBLAS' time, with offsets seven times.
+MOST_ROWS, MOST_ROWS_WITH_OFFSETS = 128, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,77 @@ def _block_product_kernel(
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _expand_kernel(
+    code_ptr,
+    scale_ptr,
+    offset_ptr,
+    out_ptr,
+    out_width,
+    padded_width,
+    width,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    STEP: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+):
+    """Of (step, tile): out[o, k] = scale[o] x (code[o, k] - middle) + offset[o], in float32 and rounded once."""
+    step, tile = tl.program_id(0), tl.program_id(1)
+    outs = tile * _TILE + tl.arange(0, _TILE)
+    HALF: tl.constexpr = STEP // 2
+    BYTES: tl.constexpr = HALF if KIND == _INT4 else STEP
+    byte = tl.arange(0, BYTES)
+    first = (tile.to(tl.int64) * (width // STEP) + step) * (_TILE * BYTES)
+    codes = tl.load(code_ptr + first + tl.arange(0, _TILE)[:, None] * BYTES + byte[None, :])
+    is_there = outs < padded_width
+    scale, other_scale = _of_group(scale_ptr, outs, is_there, step, padded_width, GROUP, STEP)
+    offset, other_offset = tl.zeros([_TILE], tl.float32), tl.zeros([_TILE], tl.float32)
+    if HAS_OFFSETS or HAS_ZEROS:
+        offset, other_offset = _of_group(offset_ptr, outs, is_there, step, padded_width, GROUP, STEP)
+    place = out_ptr + outs.to(tl.int64)[:, None] * width + step * STEP + byte[None, :]
+    mask = (outs < out_width)[:, None]
+    middle = 8388608.0
+    if KIND == _INT4:
+        if not (HAS_OFFSETS or HAS_ZEROS):
+            middle = 8388616.0
+        low, high = _as_whole(codes & 15, middle), _as_whole(codes >> 4, middle)
+        if HAS_ZEROS:
+            low, high = (low - offset[:, None]) * scale[:, None], (high - other_offset[:, None]) * other_scale[:, None]
+        else:
+            low, high = low * scale[:, None] + offset[:, None], high * other_scale[:, None] + other_offset[:, None]
+        tl.store(place, low.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(place + HALF, high.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        numbers = as_numbers(codes, _KV_FP8) if KIND == _FP8 else _as_whole(codes, middle + 128.0)
+        if HAS_ZEROS:
+            numbers = (numbers - offset[:, None]) * scale[:, None]
+        else:
+            numbers = numbers * scale[:, None] + offset[:, None]
+        tl.store(place, numbers.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def expanded(weight: Blocks, dtype: torch.dtype) -> Tensor:
+    """The weight's numbers, rounded to `dtype`: [out_width, width], a new tensor.
+
+    Bytes moved: of the weight `num_bytes`, and the result once.
+    """
+    out = torch.empty((weight.out_width, weight.width), dtype=dtype, device=weight.codes.device)
+    padded_width = weight.scales.shape[1]
+    _expand_kernel[(weight.width // weight.step, padded_width // TILE)](
+        weight.codes,
+        weight.scales,
+        weight.scales if weight.offsets is None else weight.offsets,
+        out,
+        weight.out_width,
+        padded_width,
+        weight.width,
+        **_constants(weight.kind, weight.group, weight.step, None if weight.offsets is None else weight.offsets.dtype),
+        **_EXPAND_OPTIONS,
+    )
+    return out
+
+
 @triton.jit(do_not_specialize=["num_splits"])
 def _merge_splits_kernel(
     part_ptr, bias_ptr, out_ptr, count, width, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
@@ -206,12 +281,15 @@ def block_product(x: Tensor, weight: Blocks, bias: Tensor | None = None) -> Tens
     its own. Where they are cut depends on the number of tiles: a row has the same bits in every batch of up to 16.
 
     Shapes: x: [num_rows, width], float32, bfloat16 or float16; bias: [out_width]; result: [num_rows, out_width].
+    Of more rows than `most_rows` the weight is expanded for the call, each of its numbers rounded to x's type.
     Bytes moved: of the weight `num_bytes`, once for each tile of rows, x and the result once; of s splits 8 x s x
-    num_rows x out_width for their results, most of them in the L2 cache.
+    num_rows x out_width for their results, most of them in the L2 cache; what is expanded is written and read once.
     Sources: Frantar et al. 2022, "GPTQ"; Lin et al. 2023, "AWQ"; Micikevicius et al. 2022, "FP8 Formats".
     """
     x = x.contiguous()
     num_rows, out_width = x.shape[0], weight.out_width
+    if num_rows > most_rows(weight):
+        return torch.nn.functional.linear(x, expanded(weight, x.dtype), bias)
     out = torch.empty((num_rows, out_width), dtype=x.dtype, device=x.device)
     if not num_rows:
         return out
@@ -256,6 +334,12 @@ def block_product(x: Tensor, weight: Blocks, bias: Tensor | None = None) -> Tens
             **_MERGE_OPTIONS,
         )
     return out
+
+
+def most_rows(weight: Blocks) -> int:
+    """How many rows are multiplied with the codes as they lie."""
+    has_offsets = weight.offsets is not None and _are_added(weight.offsets.dtype)
+    return MOST_ROWS_WITH_OFFSETS if has_offsets else MOST_ROWS
 
 
 def _splits(num_tiles: int, num_steps: int) -> tuple[int, int]:
@@ -382,3 +466,24 @@ def variants(arch: int) -> Iterator[Variant]:
         {"HAS_BIAS": True, "BLOCK": MERGE_BLOCK},
         _MERGE_OPTIONS,
     )
+    for name, kind, group, step, scales, offsets in [
+        ("int4", INT4, 32, 64, narrow, None),
+        ("int4 with offsets", INT4, 32, 64, narrow, narrow),
+        ("int4 with zeros", INT4, 128, 128, narrow, torch.uint8),
+        ("int8", INT8, 32, 32, narrow, None),
+        ("int8", INT8, 0, 128, wide, None),
+        ("fp8", FP8, 128, 64, wide, None),
+    ]:
+        yield Variant(
+            f"{name} to bfloat16 group={group or 'row'} step={step}",
+            _expand_kernel,
+            {
+                "code_ptr": "*u8",
+                "scale_ptr": POINTERS[scales],
+                "offset_ptr": POINTERS[offsets or scales],
+                "out_ptr": "*bf16",
+                **dict.fromkeys(("out_width", "padded_width", "width"), "i32:16"),
+            },
+            _constants(kind, group, step, offsets),
+            _EXPAND_OPTIONS,
+        )

@@ -1,4 +1,4 @@
-"""Writes new keys and values into the paged cache, both in one launch."""
+"""Writes new keys and values into the paged cache, both in one launch; rows of one tensor into those of another."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.gpu.launch import POINTERS, Variant, power_of_two, type_name
 
 _OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+ROW_BLOCK = 1024  # columns of a program
 
 
 @triton.jit
@@ -57,6 +58,36 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     launch_store(_store_kv_kernel, k, v, k_cache, v_cache, slots, {**_constants(*k.shape[1:]), **_OPTIONS})
 
 
+@triton.jit
+def _store_rows_kernel(row_ptr, target_ptr, place_ptr, num_places, row_stride, width, BLOCK: tl.constexpr):
+    """target[places[row]] = rows[row], a block of columns. A place outside of the target is left out."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.load(place_ptr + row)
+    if (place >= 0) & (place < num_places):
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = column < width
+        tl.store(
+            target_ptr + place * width + column, tl.load(row_ptr + row * row_stride + column, mask=mask), mask=mask
+        )
+
+
+def store_rows(rows: Tensor, target: Tensor, places: Tensor) -> None:
+    """Puts row i of `rows` at row `places[i]` of target. A negative place writes nothing, as in `store_kv`.
+
+    Shapes: rows: [num_rows, width], any row stride; target: [any, width], contiguous, of the same dtype; places:
+    [num_rows], int64, no place twice. Bytes moved: rows once in, once out.
+    """
+    if rows.dtype != target.dtype:
+        raise TypeError(f"store_rows: rows are {rows.dtype}, the target is {target.dtype}")
+    if not rows.numel():
+        return
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    grid = (rows.shape[0], triton.cdiv(rows.shape[1], ROW_BLOCK))
+    _store_rows_kernel[grid](
+        rows, target, places, target.shape[0], rows.stride(0), rows.shape[1], BLOCK=ROW_BLOCK, **_OPTIONS
+    )
+
+
 def launch_store(
     kernel: Any, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, constants: Mapping[str, Any]
 ) -> None:
@@ -94,3 +125,15 @@ def variants(arch: int) -> Iterator[Variant]:
             _constants(kv_heads, head_dim),
             _OPTIONS,
         )
+    yield Variant(
+        "bfloat16 rows",
+        _store_rows_kernel,
+        {
+            **dict.fromkeys(("row_ptr", "target_ptr"), "*bf16"),
+            "place_ptr": "*i64",
+            "num_places": "i32",
+            **dict.fromkeys(("row_stride", "width"), "i32:16"),
+        },
+        {"BLOCK": ROW_BLOCK},
+        _OPTIONS,
+    )

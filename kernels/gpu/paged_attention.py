@@ -36,7 +36,7 @@ _FIRST_PARTIAL, _NUM_PARTIALS = (tl.constexpr(i) for i in (MERGE.first_partial, 
 _FLOOR = tl.constexpr(-1.0e30)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def _attention_kernel(
     q_ptr,
     k_cache_ptr,

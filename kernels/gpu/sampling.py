@@ -52,7 +52,7 @@ def uniform_number(seed, position):
     return (bits >> 11).to(tl.float64) * (1.0 / 9007199254740992.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _penalties_kernel(logits_ptr, place_ptr, repetition_ptr, minus_ptr, plus_ptr, count, BLOCK: tl.constexpr):
     """Each named logit x becomes (x > 0 ? x / repetition : x repetition) - minus + plus, rounded at each step."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -219,7 +219,9 @@ def _penalised(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:
         return raw
     shaped = raw.clone()
     places = torch.from_numpy(np.fromiter(entries, dtype=np.int64, count=len(entries))).to(raw.device)
-    values = torch.from_numpy(np.array(list(entries.values()), dtype=np.float32).T.copy()).to(raw.device)
+    changes = np.zeros((3, -(-len(entries) // 4) * 4), dtype=np.float32)  # rows aligned to 16 bytes, as Triton likes
+    changes[:, : len(entries)] = np.array(list(entries.values()), dtype=np.float32).T
+    values = torch.from_numpy(changes).to(raw.device)
     grid = (triton.cdiv(len(entries), PENALTY_BLOCK),)
     _penalties_kernel[grid](shaped, places, *values, len(entries), BLOCK=PENALTY_BLOCK, **_PENALTY_OPTIONS)
     return shaped

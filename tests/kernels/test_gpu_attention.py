@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.gpu.attention_plan import KEY_ALIGN, plan_attention
+from kernels.gpu.attention_plan import KEY_ALIGN, plan_attention, plan_on_host
+from kernels.gpu.fixed_plan import room_for
 from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -137,3 +138,46 @@ def test_gpu_attention_does_not_depend_on_the_batch(run: Run, alone: int) -> Non
     shape = (4, 2, 16, torch.float32)
     together = Batch(WORK, *shape).attend(run)[alone]
     assert torch.equal(Batch([WORK[alone]], *shape).attend(run)[0], together)
+
+
+@pytest.mark.parametrize("window", [None, 600])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([(1100, 1), (1500, 1), (37, 1)], [(1100, 1)]),  # in parts, beside room for more sequences
+        ([(900, 3), (40, 2)], [(520, 2), (3, 3)]),  # with tokens ahead
+        ([(7, 1), (40, 1), (9, 1)], [(12, 1), (1, 1)]),
+    ],
+    ids=["parts", "drafts", "short"],
+)
+def test_gpu_plan_with_room_gives_the_bits_of_the_batch_s_own(
+    run: Run, before: list[tuple[int, int]], after: list[tuple[int, int]], window: int | None
+) -> None:
+    batch = Batch(after, 4, 2, 16, torch.float32)
+    rows, size = sum(queries for _, queries in after), 8
+    q = torch.cat([*batch.q, torch.full((size - rows, 4, 16), torch.nan)])
+    first, second = (_arrangement(work, batch.tables) for work in (before, after))
+    args = (q, batch.k_cache, batch.v_cache, first, second, size)
+    found, own = run("tests.fixtures.gpu_plans:attend_both", *args, scale=0.25, sliding_window=window)
+    assert torch.equal(found, own)
+    for index, part in enumerate(found.split([queries for _, queries in after])):
+        assert_near(part, batch.expected(index, window))
+
+
+def _arrangement(work: list[tuple[int, int]], tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tables of the right size, by block 0 where a sequence is not in `tables`."""
+    need = max(-(-length // BLOCK_SIZE) for length, _ in work)
+    own = torch.zeros((len(work), need), dtype=torch.int32)
+    rows, columns = (min(a, b) for a, b in zip(own.shape, tables.shape, strict=True))
+    own[:rows, :columns] = tables[:rows, :columns]
+    starts = torch.tensor([0, *(queries for _, queries in work)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return own, torch.tensor([length for length, _ in work], dtype=torch.int32), starts
+
+
+def test_gpu_plan_has_no_room_for_chunks_of_prompts_or_two_sizes_of_tiles() -> None:
+    tables = torch.zeros((2, 80), dtype=torch.int32)
+    heads = {"num_heads": 4, "num_kv_heads": 2}
+    for work, wanted in (([(9, 1), (600, 1)], True), ([(9, 1), (90, 20)], False), ([(200, 100)], False)):
+        _, lens, starts = _arrangement(work, tables)
+        plan = plan_on_host(tables[: len(work)], lens, starts, **heads)
+        assert (room_for(plan, 4) is not None) == wanted, work

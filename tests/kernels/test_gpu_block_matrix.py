@@ -15,7 +15,7 @@ from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
 SOME_KINDS = pytest.mark.parametrize("kind", ["int4", "int4 with offsets", "int4 with zeros", "int8", "fp8"])
-MULTIPLY, KEPT_BYTES = (f"tests.fixtures.gpu_blocks:{name}" for name in ("multiply", "kept_bytes"))
+MULTIPLY, EXPAND, KEPT_BYTES = (f"tests.fixtures.gpu_blocks:{name}" for name in ("multiply", "expand", "kept_bytes"))
 
 
 @pytest.fixture(params=ON_DEVICES)
@@ -61,12 +61,26 @@ def test_gpu_products_are_those_of_the_dequantised_numbers(run: Run, kind: Kind,
 
 
 @SOME_KINDS
-@pytest.mark.parametrize(("shape", "rows"), [((2, 32), 0), ((2, 32), 17), ((130, 128), 70)], ids=str)
+@pytest.mark.parametrize(("shape", "rows"), [((2, 32), 0), ((2, 32), 17), ((130, 128), 64)], ids=str)
 def test_gpu_products_of_prompts_are_those_of_the_dequantised_numbers(
     run: Run, kind: Kind, shape: tuple[int, int], rows: int
 ) -> None:
     weight, x = random_blocks(kind, *shape), torch.randn(rows, shape[1]).half()
     assert_is_product(run(MULTIPLY, x, None, weight), x, weight, None)
+
+
+@pytest.mark.parametrize("kind", get_args(GroupKind))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gpu_expands_a_weight_to_its_numbers(run: Run, kind: Kind, dtype: torch.dtype) -> None:
+    weight = random_blocks(kind, 66, 96)
+    found, wanted = run(EXPAND, torch.empty(0, dtype=dtype), weight), weight.dequantised().to(dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=TOLERANCE[dtype])
+
+
+def test_gpu_products_of_long_prompts_are_those_of_the_dequantised_numbers(run: Run) -> None:
+    weight, x, bias = random_blocks("int4 with offsets", 66, 96), torch.randn(200, 96), torch.randn(66)
+    assert_is_product(run(MULTIPLY, x, bias, weight), x, weight, bias)
 
 
 @SOME_KINDS
@@ -130,6 +144,6 @@ def test_public_linear_on_a_gpu_multiplies_blocks(kind: str) -> None:
     weight = torch.randn(4096, 1024, device="cuda").bfloat16()
     matrix = pack_blocks(weight, weight.dtype, kind, device="cuda")
     assert sum(tensor.nbytes for tensor in matrix.tensors()) < weight.nbytes * 0.6
-    for rows in (1, 16, 300):
+    for rows in (1, 16, 100):
         x = torch.randn(rows, 1024, device="cuda").bfloat16()
         assert_is_product(matrix(x).cpu(), x.cpu(), quantised(weight.cpu(), kind), None)
