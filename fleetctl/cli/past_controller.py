@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fleetctl import wire
+from fleetctl.cli.past_impact import UNRECORDED, PastImpact
 from fleetctl.kit.errors import BadInputError, RefusedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ STALE_AFTER_S = 15.0
 PHASE = "fleet_node_phase"
 VERDICTS = frozenset({"diagnosis.named", "diagnosis.open", "diagnosis.replaced"})
 UNKNOWN = "-"
-UNRECORDED = "the recording does not say"
 
 
 class PastController:
@@ -45,6 +45,7 @@ class PastController:
             values = array("d", (STALE_NAN if value is None else value for _, value in one.points))
             times = array("q", (round(at * 1000) for at, _ in one.points))
             self._store.append_points(LabelSet.of(one.labels), times, values)
+        self._impact = PastImpact(self._box, self._store)
 
     @property
     def since(self) -> float:
@@ -137,7 +138,7 @@ class PastController:
         found = next((one for one in self._incidents() if one.id == incident_id), None)
         if found is None:
             raise BadInputError(f"no incident {incident_id} by then")
-        return found
+        return found.model_copy(update={"impact": await self._impact.words(self.now())})
 
     async def incident_charts(self, incident_id: str, columns: int = 120) -> wire.IncidentCharts:
         """As its page draws them, up to now."""

@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from diagnostics.blackbox import BlackBox, RecordedSeries, write
-from diagnostics.record import EventRecord
+from diagnostics.record import EventRecord, Impact
 from fleetctl.cli.past_controller import PastController
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.tui.app import Cockpit
@@ -112,6 +112,75 @@ async def test_what_is_not_recorded_is_unknown_and_nothing_can_be_changed(tmp_pa
         await past.act()
     with pytest.raises(BadInputError, match="missing"):
         PastController(tmp_path / "missing.gz")
+
+
+def counter(name: str, values: list[tuple[int, float]], **labels: str) -> RecordedSeries:
+    return RecordedSeries({"__name__": name, **labels}, tuple((OPENED + at, value) for at, value in values))
+
+
+def felt(tmp_path: Path, *, watched: bool = True, impact: Impact | None = None) -> Path:
+    """It began at -15 s. One request is lost 20 s after it opened and another after 60 s; the p99 rises meanwhile."""
+    times = range(-60, 100, 5)
+    series = (
+        counter("gateway_requests_total", [(at, 200.0 + at) for at in times], outcome="finished", node="node-1"),
+        counter(
+            "gateway_requests_total", [(at, (at >= 20) + (at >= 60)) for at in times], outcome="failed", node="node-2"
+        ),
+        counter("llm:ttft_seconds:p99", [(at, 0.4 if at < 0 else 1.0 + max(0, at) / 100) for at in times], pool="chat"),
+        counter("llm:objective_ttft_seconds", [(at, 0.5) for at in times], pool="chat"),
+        *([counter("up", [(at, 1.0) for at in times], job="llm-gateway")] if watched else []),
+    )
+    path = tmp_path / "felt.blackbox.jsonl.gz"
+    box = BlackBox(
+        make_record(), OPENED + 100, OPENED - 60, OPENED + 100, series, software="fleetctl 0.1", impact=impact
+    )
+    write(path, box)
+    return path
+
+
+async def test_what_users_felt_is_told_as_of_the_moment_and_in_the_end_as_it_was_written_down(tmp_path: Path) -> None:
+    now = [OPENED]
+    final = Impact(requests=150, lost=2, p99_ttft_worst_s=1.9, objective_ttft_s=0.5)
+    past = PastController(felt(tmp_path, impact=final), lambda: now[0])
+    (listed,) = await past.incidents()
+    told = []
+    for at in (10, 30, 70, 95):
+        now[0] = OPENED + at
+        told.append((await past.incident(listed.id)).impact)
+    assert listed.impact == ""
+    assert [one.split(",")[0] for one in told] == [
+        "0 of 30 requests lost",
+        "1 of 51 requests lost",
+        "2 of 92 requests lost",
+        "2 of 150 requests lost",
+    ]
+    assert "p99 TTFT up to 1.1 s, beyond the promised 500 ms" in told[0]
+    assert "p99 TTFT up to 1.9 s, beyond the promised 500 ms" in told[3]
+
+
+async def test_requests_that_nobody_recorded_are_not_known_to_be_lost_or_not(tmp_path: Path) -> None:
+    past = PastController(felt(tmp_path, watched=False), lambda: OPENED + 30)
+    told = (await past.incident(make_record().id)).impact
+    assert told.startswith("requests lost: not known (the recording does not say), p99 TTFT up to 1.3 s")
+
+    restarted = Impact(why_not_counted="the gateway was started anew meanwhile, and its counts went with it")
+    past = PastController(felt(tmp_path, impact=restarted), lambda: OPENED + 30)
+    assert "lost: not known (the gateway was started anew" in (await past.incident(make_record().id)).impact
+
+
+async def test_the_screens_of_a_recording_show_what_users_felt_by_then(tmp_path: Path) -> None:
+    past = PastController(felt(tmp_path))
+    slider = TimeSlider(past.since, past.until, past.name, time.monotonic, at=OPENED + 30)
+    past.now = slider.now
+    app = Cockpit(lambda: past, poll_every_s=0.2, slider=slider)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_for_text(_typed(pilot), "1 of 51 requests lost")
+        await pilot.press("g", "i")
+        await wait_for_text(_typed(pilot), "impact", "1 of 51 requests lost")
+        await pilot.press(
+            "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop"
+        )
+        await wait_for_text(_typed(pilot), "2 of 92 requests lost")
 
 
 async def test_keys_move_through_the_recording_in_the_cockpits_own_screens(tmp_path: Path) -> None:
