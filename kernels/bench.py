@@ -1,8 +1,8 @@
 """Speed of the GPU kernels against what this GPU can do, measured in the same run: `python -m kernels.bench`.
 
 Two ceilings first: the rate of a large copy, and of a large bf16 matrix product. Then each operation at sizes of real
-models, with torch's own way, and flashinfer where it is installed, beside it. Times are medians with a cold L2 cache.
-Without a GPU it says so and exits with 2.
+models, with torch's own way, and flashinfer where it is installed, beside it. Times are medians with a cold L2 cache,
+of CUDA graphs but for what waits for the device. Without a GPU it says so and exits with 2.
 """
 
 from __future__ import annotations
@@ -42,21 +42,30 @@ def why_not() -> str | None:
     return None
 
 
-def measure_ceilings() -> Ceilings:
+def measure_ceilings(dtype: torch.dtype = DTYPE) -> Ceilings:
     """By a copy of `COPY_BYTES` and a product of two `GEMM_SIZE` squares."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy_s = seconds(partial(target.copy_, source))
     del source, target
-    a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=DTYPE, device="cuda") for _ in range(2))
+    a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, dtype=dtype, device="cuda") for _ in range(2))
     return Ceilings(2 * COPY_BYTES / copy_s, 2 * GEMM_SIZE**3 / seconds(lambda: a @ b))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Median time of the work on the device, in seconds."""
+def seconds(work: Callable[[], object], *, is_captured: bool = True) -> float:
+    """Median time of the work on the device, in seconds; captured as a CUDA graph where it can be, as in a step.
+
+    Launched by Python a small kernel's time is Python's: 12 us a launch on a virtual machine, where the kernel takes 2.
+    """
     from triton.testing import do_bench
 
-    return do_bench(work, warmup=25, rep=200, return_mode="median") / 1e3
+    if is_captured:
+        work()  # compiles, and takes the libraries' memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        work = graph.replay
+    return do_bench(work, warmup=25, rep=100, return_mode="median") / 1e3
 
 
 def cases(op: str = "") -> Iterator[Case]:
@@ -150,6 +159,7 @@ def _block_copy_case(num_pairs: int = 64) -> Case:
             "triton": lambda: copy_blocks(cache, pairs),
             "torch": lambda: cache.index_copy_(2, writes, cache.index_select(2, reads)),
         },
+        is_captured=False,
     )
 
 
@@ -179,7 +189,8 @@ def _sampling_cases(num_seqs: int, vocab: int) -> Iterator[Case]:
     ):
         rows = [SampleRow(seed=i, **parameters) for i in range(num_seqs)]
         providers = {"triton": partial(sample, logits, rows), "torch": by_torch}
-        yield Case("sample", f"rows={num_seqs} vocab={vocab} {name}", logits.nbytes, None, providers)
+        size = f"rows={num_seqs} vocab={vocab} {name}"
+        yield Case("sample", size, logits.nbytes, None, providers, is_captured=False)
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -191,7 +202,7 @@ def rows_of(case: Case, ceilings: Ceilings) -> Iterator[str]:
     for provider, work in case.providers.items():
         start = f"| {case.op} | {case.size} | {provider} |"
         try:
-            taken_s = seconds(work)
+            taken_s = seconds(work, is_captured=case.is_captured)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as exc:
             yield f"{start} failed: {str(exc).splitlines()[0][:80]} | | | | |"
             continue

@@ -20,7 +20,8 @@ FLASHINFER_WORKSPACE_BYTES = 256 << 20
 class Case:
     """One operation at one size. `num_bytes` must be read or written; `num_flops` None where bytes are all that counts.
 
-    `providers` are by name, each with a function that does the work once; ours is "triton".
+    `providers` are by name, each with a function that does the work once; ours is "triton". `is_captured`: none of it
+    waits for the device.
     """
 
     op: str
@@ -28,6 +29,7 @@ class Case:
     num_bytes: int
     num_flops: int | None
     providers: dict[str, Callable[[], object]]
+    is_captured: bool = True
 
 
 def attention_cases() -> Iterator[Case]:

@@ -1,13 +1,14 @@
 """The models that engines are compared on: Llamas of random weights, made once in a cache folder.
 
 `110m`: 12 layers, hidden 768, 12 heads, 4 KV heads. `0.5b`: 24 layers, hidden 1,152, 18 heads, 6 KV heads. Vocabulary
-8,192. Speed does not depend on what weights say, so nothing is downloaded; the directory is a whole Hugging Face one
-that any engine loads.
+8,192. `1b` and `8b`, for a GPU: the sizes of Llama 3's, vocabulary 128,256, bfloat16. Speed does not depend on what
+weights say, so nothing is downloaded; the directory is a whole Hugging Face one that any engine loads.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ _SAME: dict[str, int | str] = {
     "vocab_size": VOCAB_SIZE,
     "torch_dtype": "float32",
 }
+_LARGE: dict[str, int | str] = {"vocab_size": 128_256, "torch_dtype": "bfloat16"}
 SHAPES: dict[str, dict[str, int | str]] = {
     "110m": {
         "hidden_size": 768,
@@ -53,6 +55,25 @@ SHAPES: dict[str, dict[str, int | str]] = {
         "num_attention_heads": 18,
         "num_key_value_heads": 6,
         **_SAME,
+    },
+    "1b": {
+        "hidden_size": 2_048,
+        "intermediate_size": 8_192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        **_SAME,
+        **_LARGE,
+    },
+    "8b": {
+        "hidden_size": 4_096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        **_SAME,
+        **_LARGE,
+        "head_dim": 128,
     },
 }
 
@@ -110,11 +131,14 @@ def _grow(directory: Path, shape: Mapping[str, int | str], finish: Callable[[dic
     """Turns the small made model into the large one: same tokenizer with more words, other sizes, new weights."""
     (directory / "manifest.json").unlink()
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    missing = VOCAB_SIZE - tokenizer.get_vocab_size()
+    missing = int(shape["vocab_size"]) - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f" word{i}", special=False, normalized=False) for i in range(missing)])
     tokenizer.save(str(directory / "tokenizer.json"))
     tree = json.loads((directory / "config.json").read_bytes()) | shape
     (directory / "config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    if shape["torch_dtype"] == "bfloat16":
+        _save_large(directory, expected_tensors(parse_config(tree)))
+        return
     random = np.random.default_rng(0)
     weights = {}
     for name, sizes in expected_tensors(parse_config(tree)).items():
@@ -126,6 +150,26 @@ def _grow(directory: Path, shape: Mapping[str, int | str], finish: Callable[[dic
     weights["lm_head.weight"][:FIRST_WORD_ID] = 0.0
     finish(weights)
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    (directory / MARK).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
+
+
+def _save_large(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """As bfloat16, from one pool of random numbers that is read over and over: drawing 8B would take two minutes."""
+    import torch
+    from safetensors.torch import save_file as save_tensors
+
+    pool = torch.randn(2**24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weights = {}
+    for name, sizes in shapes.items():
+        if len(sizes) == 1:
+            weights[name] = torch.ones(sizes, dtype=pool.dtype)
+            continue
+        count = math.prod(sizes)
+        drawn = pool.repeat(-(-count // len(pool)))[:count].view(sizes)
+        weights[name] = drawn * sizes[1] ** -0.5
+    weights["lm_head.weight"] *= 4.0
+    weights["lm_head.weight"][:FIRST_WORD_ID] = 0.0
+    save_tensors(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     (directory / MARK).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
 
 

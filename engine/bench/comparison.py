@@ -100,7 +100,10 @@ class Comparison:
         model, threads = self.plan.model, self.plan.num_threads
         if name.startswith(OURS):
             kind = name.removeprefix(OURS).split()
-            return our_node(model, dtype, threads, version("llm-fleetctl"), ("--quantization", *kind) if kind else ())
+            options = ["--max-num-seqs", str(max(*self.plan.concurrencies, 32))]
+            if kind:
+                options += ["--quantization", *kind]
+            return our_node(model, dtype, threads, version("llm-fleetctl"), options)
         if name == "vllm":
             return vllm_server(model, dtype, threads)
         return llama_server(model, name.partition(" ")[2] or dtype, threads)

@@ -67,8 +67,9 @@ def describe_machine(machines: Mapping[str, MachineRates]) -> str:
     )
     threads = next((m.num_threads for m in machines.values()), 0)
     load = os.getloadavg()[0]
+    device = next((f"{m.device}, " for m in machines.values() if m.device), "")
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {_cpu_name()}, {len(os.sched_getaffinity(0))} CPUs, {threads} threads, "
+        f"{datetime.now(UTC):%Y-%m-%d}, {device}{_cpu_name()}, {len(os.sched_getaffinity(0))} CPUs, {threads} threads, "
         f"{platform.system()} {platform.machine()}, load average {load:.1f}. "
         f"Measured in this run: {measured or 'nothing'}."
     )

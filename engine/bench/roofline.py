@@ -20,19 +20,27 @@ BYTES_OF = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """Rates of all threads together, the best of some rounds."""
+    """Rates of all threads together, or of the GPU, the best of some rounds."""
 
     read_bytes_per_s: float
     flops_per_s: float  # in the dtype that was asked for
     num_threads: int
+    device: str | None = None  # the GPU's name
 
 
 def measure_machine(dtype: str, num_threads: int) -> MachineRates:
-    """Memory bandwidth and rate of products of `num_threads` threads, the best of `ROUNDS` each.
+    """Memory bandwidth and rate of products of `num_threads` threads, the best of `ROUNDS` each; a GPU's where one is.
 
     Products: torch's GEMM, or the vector registers' on operands in the first cache where those are faster.
     """
     import torch
+
+    if torch.cuda.is_available():
+        from kernels.bench import measure_ceilings
+
+        ceilings = measure_ceilings(getattr(torch, dtype))
+        name = torch.cuda.get_device_name()
+        return MachineRates(ceilings.copy_bytes_per_s, ceilings.gemm_flops_per_s, num_threads, name)
 
     from kernels.cpu.peak import multiply_in_cache
 

@@ -46,6 +46,8 @@ def answer_requests(
     torch.set_num_threads(num_threads)
     loaded: Any = AutoModelForCausalLM
     model = loaded.from_pretrained(model_dir, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+    if torch.cuda.is_available():
+        model = model.cuda()
     short = [BenchRequest(tuple(reversed(r.prompt)), 4, r.has_prefix) for r in requests[:2]]  # no prefix is kept
     if method == "generate":
         answer_static(model, short, 2, math.inf)
@@ -75,11 +77,11 @@ def answer_static(model: Any, requests: Sequence[BenchRequest], concurrency: int
 
         def is_over(tokens: Any, _scores: Any, times: list[float] = times) -> Any:
             times.append(time.perf_counter())
-            return torch.full((len(tokens),), times[-1] - started > limit_s)
+            return torch.full((len(tokens),), times[-1] - started > limit_s, device=tokens.device)
 
         model.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=wanted,
             min_new_tokens=wanted,
             do_sample=False,
