@@ -18,13 +18,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fleetctl.controller.config import ControllerConfig
-from fleetctl.controller.controller import Controller, LedState, open_controller, open_journal
+from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, FencedError, StorageLostError
 from fleetctl.controller.database_engine import is_shared
 from fleetctl.controller.http_api import create_app
 from fleetctl.controller.http_connections import ConnectionLimits, limited_protocol
 from fleetctl.controller.leadership import Leadership, Member
 from fleetctl.controller.metrics import ControllerMetrics
+from fleetctl.controller.opened_state import LedState, open_journal
 from fleetctl.controller.standby import SharedState, Standby, standby_app
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError

@@ -1,30 +1,29 @@
-"""The controller's parts put together: what knows what, and in which order they start."""
+"""The controller's parts put together: what knows what, and in which order they start.
+
+One function, longer than others: the order is the thing, and each part is named where it is made, where it is run in a
+loop, and where others find it. How a part is made of its settings: `parts.py`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import httpx
 import structlog
 
 from alerts.series.store import SeriesStore
-from diagnostics.incident import Incident
-from diagnostics.postmortem import began_at
 from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
-from fleetctl.controller.alertmanager.external_scope import places_of
 from fleetctl.controller.alertmanager_link import (
     AlertmanagerInbound,
     alertmanager_loops,
     open_inbound,
     open_sender,
 )
-from fleetctl.controller.audit import Audit, append_run
+from fleetctl.controller.audit import Audit
 from fleetctl.controller.autoscaler.autoscaling import AUTOSCALER, Autoscaling
 from fleetctl.controller.autoscaler.forecasts import Forecasts
 from fleetctl.controller.autoscaler.observation import INTERVAL_S
@@ -34,25 +33,21 @@ from fleetctl.controller.content.load import load_content
 from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
 from fleetctl.controller.failures.failures import Failures
-from fleetctl.controller.heartbeat import Heartbeat, Vitals
+from fleetctl.controller.heartbeat import Vitals
 from fleetctl.controller.incidents.alerting import Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
-from fleetctl.controller.incidents.impact import impact_in_parts
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_handling import IncidentHandling
 from fleetctl.controller.incidents.incident_import import IncidentImport
 from fleetctl.controller.incidents.incident_report import IncidentReports
-from fleetctl.controller.incidents.incident_store import get_incident
 from fleetctl.controller.incidents.inquiry import Inquiry
 from fleetctl.controller.incidents.pruning import PRUNE_EVERY_S, Pruning
 from fleetctl.controller.incidents.remediation import Remediation
-from fleetctl.controller.incidents.views import no_remedy, record_of
-from fleetctl.controller.leadership import Leadership, Lease, Takeover
+from fleetctl.controller.leadership import Lease
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
-from fleetctl.controller.nodes.changes import Changes
 from fleetctl.controller.nodes.deep_checks import DeepChecks
 from fleetctl.controller.nodes.drain_account import DrainAccount
 from fleetctl.controller.nodes.effects import FleetEffects
@@ -61,64 +56,59 @@ from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fenced_provider import FencedProvider
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.nodes.fleet_series import FleetSeries
-from fleetctl.controller.nodes.foreign_check import ForeignCheck
 from fleetctl.controller.nodes.found_fleet import FoundFleet
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.gateways import Gateways
-from fleetctl.controller.nodes.gauge_drain import GaugeDrain
 from fleetctl.controller.nodes.host_nodes import HostNodes
-from fleetctl.controller.nodes.lookup import FleetLookup, held_since, progress_of
-from fleetctl.controller.nodes.node_client import MAX_ANSWER_BYTES, PROBE_TIMEOUT_S, NodeClient
+from fleetctl.controller.nodes.lookup import FleetLookup
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pod_nodes import PodNodes
 from fleetctl.controller.nodes.pools import Pools
-from fleetctl.controller.nodes.routing import GatewayWatch, Routing
+from fleetctl.controller.nodes.routing import Routing
 from fleetctl.controller.nodes.traffic_rules import TrafficRules
 from fleetctl.controller.notifications.courier import Courier
-from fleetctl.controller.notifications.incident_notice import impact_words
-from fleetctl.controller.notifications.notifications import IncidentSource, Notifications
+from fleetctl.controller.notifications.notifications import Notifications
+from fleetctl.controller.opened_state import LeadershipView, LedState, open_state, tell_takeover
+from fleetctl.controller.parts import (
+    heartbeat_loops,
+    incident_source,
+    make_effects,
+    make_rollouts,
+    may_speak,
+    open_changes,
+    open_deep_checks,
+    open_executor,
+    open_gateways,
+    open_hosts,
+    open_kubernetes,
+    open_node_client,
+    open_signals,
+    priority_classes,
+)
 from fleetctl.controller.receipts.receipts import Receipts
 from fleetctl.controller.records import Records
-from fleetctl.controller.rollouts.evidence import EvidenceReader
 from fleetctl.controller.rollouts.pod_rollouts import PodRollouts
-from fleetctl.controller.rollouts.rollouts import PoolLimits, Rollouts
+from fleetctl.controller.rollouts.rollouts import Rollouts
 from fleetctl.controller.signals.node_groups import NodeGroups
-from fleetctl.controller.signals.prometheus_signals import PrometheusSignals
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper, Signals
-from fleetctl.controller.state_lock import hold_state_lock
 from fleetctl.controller.timeline import Timeline
 from fleetctl.discovery.discovery import Discovery
 from fleetctl.kit.clock import Clock, SystemClock
-from fleetctl.kit.errors import BadInputError
-from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.stall import StallMonitor
 from fleetctl.kit.tls import client_tls
-from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.cost import NodeCosts
 from fleetctl.providers.found import FOUND, FoundNodes
-from fleetctl.providers.hosts.options import hosts_options
-from fleetctl.providers.hosts.provider import HOSTS, HostsProvider
-from fleetctl.providers.kubernetes.options import KubernetesOptions
-from fleetctl.providers.local_gateway import LocalGateway
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.providers import KUBERNETES, LOCAL, Providers
-from fleetctl.settings.controller import ControllerSettings
-from fleetctl.settings.hosts import HostsSettings
-from fleetctl.settings.kubernetes import KubernetesSettings
-from fleetctl.settings.tree import Settings
-from fleetctl.wire import LeadershipState, NodePhase
-from runbooks.breaker import BreakerLimits
-from runbooks.budget import ActionBudget
-from runbooks.errors import RunbookError
+from fleetctl.wire import NodePhase
 from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import ACTIVE, Run
 
 log = structlog.get_logger()
 
-IMPACT_LEAD_S = 300.0  # of the series, before an incident began: what was usual
 AUTOSCALER_TURN_S = 5.0  # between two looks at the load of the pools
 DISCOVERY_TURN_S = 1.0  # between two looks at what sources of nodes say
 NOTIFICATIONS_TURN_S = 1.0  # between two looks at who is to be told what, and what is to be sent
@@ -133,20 +123,6 @@ POOLS = "pools"  # who asks for the runs that follow from it
 VERIFY_EVERY_S = 3600.0  # between two looks at the whole audit
 TOKENS_TURN_S = 5.0  # between two looks for tokens that another controller made or revoked
 RULES_TURN_S = 1.0  # between two looks for traffic rules and freezes that are over
-
-if TYPE_CHECKING:
-    from fleetctl.providers.kubernetes.provider import KubernetesProvider
-
-
-@dataclass(frozen=True, slots=True)
-class LedState:
-    """What a controller on a shared database leads with: the state, claimed for it, and series that it kept warm."""
-
-    database: Database
-    journal: Journal
-    leadership: Leadership
-    takeover: Takeover
-    rules: RulesInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +214,14 @@ async def open_controller(
     if led is not None:
         rules.exchange(content_now)  # it may have changed since this controller began to wait
     async with AsyncExitStack() as stack:
-        records, journal = await _open_state(config, clock, stack, led)
+        records, journal = await open_state(config, clock, stack, led)
         tokens = await Tokens.opened(records, config.token)
-        kubernetes = _open_kubernetes(settings.providers.kubernetes, stack)
+        kubernetes = open_kubernetes(settings.providers.kubernetes, stack)
         list_own = provider.list_instances
-        hosts = _open_hosts(settings.providers.hosts)
+        hosts = open_hosts(settings.providers.hosts)
         providers = Providers({LOCAL: provider, FOUND: FoundNodes(), **kubernetes, **hosts})
         provider = FencedProvider(providers, records.lease.require)
-        client = await _open_node_client(config, records, stack)
+        client = await open_node_client(config, records, stack)
         content = ContentStore(settings.content, content_now, records.timeline, records.metrics, records.clock)
         routing = await Routing.opened(records)
         traffic_rules = TrafficRules(records, routing)
@@ -262,8 +238,8 @@ async def open_controller(
         )
         stack.push_async_callback(fleet.stop)
         stale_after_s = settings.stale_after_s
-        deep_checks = await _open_deep_checks(config, fleet, client, rules.store, records, stack)
-        gateways = _open_gateways(config, client, records)
+        deep_checks = await open_deep_checks(config, fleet, client, rules.store, records, stack)
+        gateways = open_gateways(config, client, records)
         found_fleet = FoundFleet(
             records,
             Discovery(settings.fleet.targets),
@@ -283,7 +259,7 @@ async def open_controller(
         host_nodes = [
             HostNodes(records, routing, providers, lambda name: scraper.forget(name), one) for one in hosts.values()
         ]
-        changes = await _open_changes(records)
+        changes = await open_changes(records)
         fleet_series = FleetSeries(
             fleet,
             gateways,
@@ -308,7 +284,7 @@ async def open_controller(
             stale_after_s=stale_after_s,
         )
         fleet_series.more = failures.ratio_series
-        scraper, signals = _open_signals(config, rules, fleet, records, stack)
+        scraper, signals = open_signals(config, rules, fleet, records, stack)
         content.when_loaded(rules.exchange)
         content.when_loaded(lambda _: signals.read_for(rules.groups))
         inbound = await open_inbound(config, rules.engine, fleet, records, stack)
@@ -316,11 +292,11 @@ async def open_controller(
         http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
         courier = Courier(http, clock)
         freezes = await Freezes.opened(records)
-        rollouts = _rollouts(config, records, fleet, routing, freezes, gateways, rules.store, providers)
+        rollouts = make_rollouts(config, records, fleet, routing, freezes, gateways, rules.store, providers)
         pod_rollouts = PodRollouts(kubernetes.get(KUBERNETES), rollouts.facts, rollouts.order, records.lease.require)
         receipts = Receipts(records, settings.receipt_key_file, settings.incidents.keep_for_s)
         account = DrainAccount(receipts, client, gateways, clock)
-        effects = _effects(
+        effects = make_effects(
             config,
             provider,
             client,
@@ -346,13 +322,13 @@ async def open_controller(
             stale_after_s=stale_after_s,
             freezes=freezes,
             revisions=pod_rollouts.facts,
-            priority_classes=_priority_classes(settings),
+            priority_classes=priority_classes(settings),
             ways_out=gateways.ways_out,
             cleared_at=book.cleared_at,
             route_signals=lambda nodes, now: route_signals(rules.store, nodes, now),
         )
         approvals = ApprovalPolicy(content, tokens, fleet, book)
-        executor = _open_executor(config, content, journal, effects, lookup, approvals, records, stack)
+        executor = open_executor(config, content, journal, effects, lookup, approvals, records, stack)
 
         async def active_runs() -> tuple[Run, ...]:
             return await records.database.call(lambda: journal.list(ACTIVE))
@@ -425,7 +401,7 @@ async def open_controller(
             settings.links,
             settings.controller.base_url,
             courier,
-            _incident_source(records, book, journal, fleet, content, rules.store),
+            incident_source(records, book, journal, fleet, content, rules.store),
         )
         stack.push_async_callback(notifications.stop)
 
@@ -463,8 +439,8 @@ async def open_controller(
             Loop("notifying", NOTIFICATIONS_TURN_S, notifications.send),
             Loop("audit", VERIFY_EVERY_S, records.audit.verify_in_turn),
             Loop("pruning", PRUNE_EVERY_S, Pruning(journal, records, settings).prune),
-            *alertmanager_loops(config, inbound, sender, _may_speak(records)),
-            *_heartbeat_loops(settings.controller, http, vitals, records),
+            *alertmanager_loops(config, inbound, sender, may_speak(records)),
+            *heartbeat_loops(settings.controller, http, vitals, records),
             turn_ended=records.metrics.observe_turn,
         )
         vitals.late_loops = loops.late
@@ -474,7 +450,7 @@ async def open_controller(
         await records.timeline.append("controller.started", started)
         view = LeadershipView(config, led, clock.now())
         if led is not None:
-            await _tell_takeover(led, records)
+            await tell_takeover(led, records)
         yield Controller(
             config=config,
             records=records,
@@ -524,332 +500,4 @@ async def open_controller(
             lease=records.lease,
             leadership=view,
             started_at=clock.now(),
-        )
-
-
-class LeadershipView:
-    """Who leads, as the leader tells it."""
-
-    def __init__(self, config: ControllerConfig, led: LedState | None, since: float) -> None:
-        self._led = led
-        self._since = since
-        self._wanted = config.settings.controller.other_controllers
-
-    def state(self) -> LeadershipState:
-        """As the API tells it."""
-        if self._led is None:
-            return LeadershipState()
-        there = {peer.url.rstrip("/") for peer in self._led.leadership.peers}
-        return LeadershipState(
-            shared=True,
-            url=self._led.leadership.me.url,
-            is_certain=self._led.leadership.lease.is_valid,
-            since=self._since,
-            takeover=self._led.takeover.words,
-            standbys=sorted(there),
-            missing=[url for url in self._wanted if url not in there],
-        )
-
-
-async def _tell_takeover(led: LedState, records: Records) -> None:
-    takeover, url = led.takeover, led.leadership.me.url
-    if takeover.silent_s is not None:
-        records.metrics.takeovers.inc()
-        records.metrics.last_takeover.set(records.clock.now())
-    log.info("controller.leads", url=url, epoch=takeover.epoch, because=takeover.words)
-    text = f"{url} leads with epoch {takeover.epoch}: {takeover.words}"
-    kind = "controller.took_over" if takeover.silent_s is not None else "controller.leads"
-    await records.timeline.append(kind, text, data={"url": url, "epoch": takeover.epoch, "former": takeover.former_url})
-
-
-async def _open_changes(records: Records) -> Changes:
-    """What changed lately: as the timeline has it, and from now on."""
-    changes = Changes()
-    for entry in await records.timeline.read_newest():
-        changes.hear(entry.kind, entry.at, entry.node, entry.data)
-    records.timeline.listen(changes.hear)
-    return changes
-
-
-def _may_speak(records: Records) -> Callable[[], bool]:
-    """Whether alerts may be sent: not by one that was stopped and is about to learn that another one leads."""
-    return lambda: records.lease.is_valid or bool(records.database.storage_error)
-
-
-def _incident_source(
-    records: Records,
-    book: IncidentBook,
-    journal: Journal,
-    fleet: Fleet,
-    content: ContentStore,
-    store: SeriesStore,
-) -> IncidentSource:
-    """What notifications ask of incidents."""
-
-    async def stored(incident_id: str) -> Incident | None:
-        found = await records.database.read(lambda c: get_incident(c, incident_id))
-        return None if found is None else found.incident
-
-    async def runs_of(incident_id: str) -> tuple[Run, ...]:
-        return await records.database.call(lambda: journal.list(incident_id=incident_id))
-
-    async def impact(incident: Incident, runs: tuple[Run, ...]) -> str:
-        until = incident.resolved_at or records.clock.now()
-        record = record_of(incident, runs, ())
-        since = min(began_at(record), incident.opened_at) - IMPACT_LEAD_S
-        return impact_words(await impact_in_parts(record, store, since, until))
-
-    return IncidentSource(
-        recent=book.recent,
-        stored=stored,
-        runs_of=runs_of,
-        places_of=lambda node: places_of(fleet.nodes[node]) if node in fleet.nodes else {},
-        impact=impact,
-        by_hand=lambda incident, runs: no_remedy(incident, content.current, runs),
-    )
-
-
-def open_journal(database: Database) -> Journal:
-    """The journal in the controller's database. Raises BadInputError when a newer fleetctl wrote it."""
-    try:
-        return Journal(database.engine, on_audit=append_run)
-    except RunbookError as error:
-        raise BadInputError(error.message, remedy=error.remedy) from error
-
-
-async def _open_state(
-    config: ControllerConfig, clock: Clock, stack: AsyncExitStack, led: LedState | None
-) -> tuple[Records, Journal]:
-    """The database, claimed for this controller, and what is kept in it."""
-    if led is not None:
-        database, journal, lease = led.database, led.journal, led.leadership.lease
-    else:
-        stack.enter_context(hold_state_lock(config.settings.state_dir))
-        database = Database(config.settings.database_url)
-        stack.callback(database.close)
-        journal, lease = open_journal(database), Lease()
-        database.lead(journal.claim_epoch())
-    # Its own clock, where that is the machine's: a wall clock that jumps ahead is time in which nobody looked, too.
-    stalls = StallMonitor(clock.now) if isinstance(clock, SystemClock) else StallMonitor()
-    stalls.start()
-    stack.callback(stalls.stop)
-    timeline, metrics = await Timeline.opened(database, clock), ControllerMetrics()
-    audit = Audit(database, timeline, metrics, clock, config.settings.audit, config.settings.audit_dir)
-    metrics.leader.set_function(lambda: float(lease.is_valid))
-    metrics.epoch.set(database.epoch)
-    if led is not None:
-        metrics.standbys.set_function(lambda: float(len(led.leadership.peers)))
-        metrics.peers_wanted.set(len(config.settings.controller.other_controllers))
-    return Records(clock, database, timeline, metrics, stalls, audit, lease), journal
-
-
-async def _open_node_client(config: ControllerConfig, records: Records, stack: AsyncExitStack) -> NodeClient:
-    probes = Fetcher(timeout_s=PROBE_TIMEOUT_S, max_bytes=MAX_ANSWER_BYTES, stalls=records.stalls)
-    stack.push_async_callback(probes.close)
-    http = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=client_tls()))
-    return NodeClient(http, probes, config.node_token, records.lease.require, config.settings.fleet.key_ring())
-
-
-def _heartbeat_loops(
-    settings: ControllerSettings, http: httpx.AsyncClient, vitals: Vitals, records: Records
-) -> Iterator[Loop]:
-    """None where nobody is to be told."""
-    if settings.heartbeat_url is not None:
-        heartbeat = Heartbeat(settings.heartbeat_url, http, vitals, records)
-        yield Loop("heartbeat", settings.heartbeat_interval_s, heartbeat.send)
-
-
-def _open_gateways(config: ControllerConfig, client: NodeClient, records: Records) -> Gateways:
-    """The local one is looked after where it was started by `fleetctl up`, as the nodes are."""
-    settings = config.settings
-    is_ours = config.gateway_url is not None and settings.controller.restart_gateway
-    process = LocalGateway(settings.run_dir, records.lease.require) if is_ours else None
-    return Gateways(records, client, config.gateway_urls, process)
-
-
-def _priority_classes(settings: Settings) -> frozenset[str] | None:
-    """Without a tenants file everybody is standard; what gateways of other machines were given is not known here."""
-    if settings.gateway.tenants_file is not None or settings.controller.gateways:
-        return None
-    return frozenset({PriorityClass.STANDARD.value})
-
-
-def _open_signals(
-    config: ControllerConfig, rules: RulesInForce, fleet: Fleet, records: Records, stack: AsyncExitStack
-) -> tuple[Scraper, Signals]:
-    """Who scrapes what is ours, and who fills the store: the same, unless there is a Prometheus."""
-    prometheus = config.settings.signals.prometheus
-    scraper = Scraper(fleet, rules.store, records, config.settings, config.gateway_urls)
-    stack.push_async_callback(scraper.stop)
-    if prometheus is None:
-        return scraper, scraper
-    signals = PrometheusSignals(
-        prometheus, rules.groups, rules.store, records.clock, records.metrics, scraper, records.stalls
-    )
-    stack.push_async_callback(signals.stop)
-    return scraper, signals
-
-
-def _open_hosts(settings: HostsSettings | None) -> dict[str, HostsProvider]:
-    """By its name; empty without the setting."""
-    if settings is None:
-        return {}
-    return {HOSTS: HostsProvider(hosts_options(settings.model_dump()))}
-
-
-def _open_kubernetes(settings: KubernetesSettings | None, stack: AsyncExitStack) -> dict[str, KubernetesProvider]:
-    """By its name; empty without the setting. Its client library is an extra, and slow to import."""
-    if settings is None:
-        return {}
-    try:
-        from fleetctl.providers.kubernetes.provider import KubernetesProvider
-    except ImportError as error:
-        remedy = "pip install 'llm-fleetctl[kubernetes]'"
-        raise BadInputError("providers.kubernetes: its client library is not installed", remedy=remedy) from error
-    made = KubernetesProvider(KubernetesOptions(**settings.model_dump()))
-    stack.push_async_callback(asyncio.to_thread, made.close)
-    return {KUBERNETES: made}
-
-
-async def _open_deep_checks(
-    config: ControllerConfig,
-    fleet: Fleet,
-    client: NodeClient,
-    store: SeriesStore,
-    records: Records,
-    stack: AsyncExitStack,
-) -> DeepChecks:
-    limits = config.settings.controller
-    stale_after_s = config.settings.stale_after_s
-    foreign = ForeignCheck(client, lambda name: progress_of(store, name, records.clock.now(), stale_after_s))
-    deep_checks = await DeepChecks.opened(
-        records, fleet, client, foreign, interval_s=limits.deep_check_interval_s, at_once=limits.max_deep_checks
-    )
-    stack.push_async_callback(deep_checks.stop)
-    return deep_checks
-
-
-def _rollouts(
-    config: ControllerConfig,
-    records: Records,
-    fleet: Fleet,
-    routing: Routing,
-    freezes: Freezes,
-    gateways: Gateways,
-    store: SeriesStore,
-    providers: Providers,
-) -> Rollouts:
-    settings = config.settings
-    return Rollouts(
-        records,
-        fleet,
-        routing,
-        freezes,
-        EvidenceReader(store, settings.rollouts, settings.stale_after_s),
-        gateways.shadow_differences,
-        settings.rollouts,
-        PoolLimits(settings.actions.surge, settings.controller.capacity_floor_ratio),
-        stale_after_s=settings.stale_after_s,
-        read_settings=providers.settings_of,
-    )
-
-
-def _effects(
-    config: ControllerConfig,
-    provider: NodeProvider,
-    client: NodeClient,
-    fleet: Fleet,
-    gateways: Gateways,
-    routing: Routing,
-    traffic_rules: TrafficRules,
-    scraper: Scraper,
-    pod_rollouts: PodRollouts,
-    account: DrainAccount,
-    records: Records,
-    store: SeriesStore,
-    *,
-    engine: EngineCalls,
-    outreach: Outreach,
-    evidence: Evidence,
-) -> FleetEffects:
-    limits = config.settings.actions
-    watch = GatewayWatch(client, config.gateway_urls, records.clock, limits.gateway_wait_s)
-    by_gauges = GaugeDrain(
-        records,
-        client,
-        gateways,
-        watch,
-        routing,
-        # A rule's value may be of the scrape before it.
-        lambda node, since: held_since(
-            store, node, since + config.settings.controller.scrape_interval_s, records.clock.now()
-        ),
-        limits.drain_grace_s,
-    )
-    return FleetEffects(
-        database=records.database,
-        fleet=fleet,
-        provider=provider,
-        client=client,
-        routing=routing,
-        traffic_rules=traffic_rules,
-        gateway=watch,
-        by_gauges=by_gauges,
-        gateways=gateways,
-        account=account,
-        clock=records.clock,
-        forget_signals=scraper.forget,
-        default_spec=config.node_specs[0] if config.node_specs else None,
-        carry_out=pod_rollouts.order,
-        engine=engine,
-        outreach=outreach,
-        evidence=evidence,
-        drain_grace_s=limits.drain_grace_s,
-        silent_after_s=limits.silent_after_s,
-    )
-
-
-def _open_executor(
-    config: ControllerConfig,
-    content: ContentStore,
-    journal: Journal,
-    effects: FleetEffects,
-    lookup: FleetLookup,
-    approvals: ApprovalPolicy,
-    records: Records,
-    stack: AsyncExitStack,
-) -> Executor:
-    executor = Executor(
-        journal,
-        content.pages,
-        effects,
-        lookup,
-        clock=records.clock,
-        on_event=_RunEvents(records),
-        capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
-        budget=ActionBudget(**config.settings.actions.per_hour.model_dump()),
-        breaker=BreakerLimits(**config.settings.actions.breaker.model_dump()),
-        thread=records.database.thread,
-        judge_need=approvals.judge_need,
-    )
-    stack.callback(executor.close)
-    return executor
-
-
-class _RunEvents:
-    """Puts what the executor tells on the timeline, and counts the runs that end."""
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-
-    def __call__(self, kind: str, text: str, run: Run, data: dict[str, Any]) -> None:
-        if kind == f"run.{run.status.value}" and run.status.is_terminal:
-            self._records.metrics.runs.labels(status=run.status.value).inc()
-        self._records.timeline.append_soon(
-            kind,
-            text,
-            incident_id=run.incident_id,
-            run_id=run.id,
-            node=run.node,
-            data=data,
         )

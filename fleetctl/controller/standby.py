@@ -20,13 +20,13 @@ from starlette.routing import Route
 from fleetctl.controller.audit import Audit
 from fleetctl.controller.config import ControllerConfig
 from fleetctl.controller.content.load import load_content
-from fleetctl.controller.controller import LedState
 from fleetctl.controller.database import Database, StorageLostError
 from fleetctl.controller.leadership import Leadership, StoredLease, Takeover
 from fleetctl.controller.loops import Loop, Loops
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.node_row import RouteIntent, list_nodes
+from fleetctl.controller.opened_state import LedState
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.rules_in_force import RulesInForce
 from fleetctl.controller.signals.scrape import Scraper
