@@ -12,16 +12,9 @@ from fleetctl.cli.completion import complete_name, complete_one_kind
 from fleetctl.cli.context import call
 from fleetctl.cli.diagnosis_words import confidence_words, verdict_fields
 from fleetctl.cli.evidence_table import print_evidence
-from fleetctl.cli.kinds import (
-    ABILITY_COLUMNS,
-    RECEIPT_LINE_COLUMNS,
-    STEP_COLUMNS,
-    VIEWS,
-    Kind,
-    kind_of,
-    revision_counts,
-    run_status,
-)
+from fleetctl.cli.fleet_columns import ABILITY_COLUMNS, RECEIPT_LINE_COLUMNS, revision_counts
+from fleetctl.cli.incident_columns import STEP_COLUMNS, run_status
+from fleetctl.cli.kinds import VIEWS, Kind, kind_of
 from fleetctl.cli.moment import age, ago, clock
 from fleetctl.cli.output import (
     DATA,

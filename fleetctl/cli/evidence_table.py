@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from diagnostics.unanswered import counted, part_unanswered
-from fleetctl.cli.kinds import EVIDENCE_COLUMNS
+from fleetctl.cli.incident_columns import EVIDENCE_COLUMNS
 from fleetctl.cli.output import Output, print_rows, stdout
 from fleetctl.wire import Evidence
 

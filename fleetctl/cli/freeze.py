@@ -8,7 +8,8 @@ import typer
 
 from fleetctl.cli.context import call, whoami
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.kinds import NEWEST, VIEWS, Kind, freeze_words
+from fleetctl.cli.fleet_columns import freeze_words
+from fleetctl.cli.kinds import NEWEST, VIEWS, Kind
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
 from fleetctl.wire import FreezeRequest, Run
 

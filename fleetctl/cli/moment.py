@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+from collections.abc import Callable
+from typing import Any
 
-from fleetctl.cli.output import seconds
+from fleetctl.cli.output import Column, seconds
 
 
 def clock(at: float | None) -> str:
@@ -26,3 +28,18 @@ def whole_seconds(age_s: float | None) -> str:
 def age(age_s: float | None) -> str:
     """How long ago, of an age; "-" when not known."""
     return "-" if age_s is None else f"{whole_seconds(age_s)} ago"
+
+
+def since_column(title: str, at: Callable[[Any], float | None]) -> Column:
+    """How long ago; sorted by it, the newest first."""
+    return Column(
+        title,
+        lambda row: ago(at(row)).removesuffix(" ago"),
+        right=True,
+        sort_key=lambda row: _negated(at(row)),
+        is_volatile=True,
+    )
+
+
+def _negated(at: float | None) -> float | None:
+    return None if at is None else -at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from fleetctl.cli.context import call
-from fleetctl.cli.kinds import freeze_words
+from fleetctl.cli.fleet_columns import freeze_words
 from fleetctl.cli.moment import ago, clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
 from fleetctl.traffic_rule import TrafficRule
