@@ -21,7 +21,7 @@ from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
 from diagnostics.severity import sev_level
 from diagnostics.unanswered import counted, part_unanswered
-from diagnostics.value_format import format_seconds, format_value
+from diagnostics.value_format import came_after, format_seconds, format_value
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 MAX_AROUND_ROWS = 60
@@ -160,6 +160,10 @@ def unknowns(report: PostmortemInput) -> list[str]:
         gaps.append(
             f"How many requests found no gateway in the {format_seconds(impact.no_gateway_s)} when none answered."
         )
+    if impact.maybe_wrong is not None:
+        gaps.append(f"Which answers were wrong: {impact.wrong_words}.")
+    if impact.door_words:
+        gaps.append(f"How long users waited there: {impact.door_words}.")
     if impact.p99_ttft_worst_s is None:
         gaps.append("The worst p99 of the time to the first token.")
     gaps += [f"Alert {a.name}: its signal is missing or stale." for a in incident.alerts if a.state == "unknown"]
@@ -189,6 +193,11 @@ def follow_ups(report: PostmortemInput) -> list[str]:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:
         found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")
+    if report.impact.maybe_wrong is not None:
+        found.append(
+            f"Since a minute before the first wrong one, {report.impact.wrong_words}: tell those who got them, or have"
+            " them asked again."
+        )
     if report.impact.duplicated:
         found.append(f"{report.impact.duplicated} requests were answered twice: find out why.")
     after_s, objective_s = report.impact.p99_ttft_after_s, report.impact.objective_ttft_s
@@ -268,6 +277,7 @@ def _by(run: RunRecord) -> str:
 
 
 _ENVIRONMENT = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Markdown; the filters below escape
+_ENVIRONMENT.tests["came_after"] = came_after
 _ENVIRONMENT.filters |= {
     "utc": _utc,
     "clock": _clock,

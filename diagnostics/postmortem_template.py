@@ -47,9 +47,15 @@ It began {{ began_at | utc }}\
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}
+{% if impact.maybe_wrong is not none %}
+| answers that may be wrong | {{ impact.maybe_wrong | pairs if impact.maybe_wrong else "not recorded" }} |
+{% endif %}
 | answered twice | {{ impact.duplicated | known }} |
 | p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
 {{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |
+{% if impact.p99_at_gateway_worst_s is not none %}
+| worst p99 by the gateway's clock, with what waited there | {{ impact.p99_at_gateway_worst_s | span }} |
+{% endif %}
 
 {% if impact.slo_minutes is not none %}
 Minutes with a p99 time to first token above its objective of {{ impact.objective_ttft_s | span }}: \
@@ -127,10 +133,19 @@ Ruled out: {{ diagnosis.ruled_out | join(", ") | text if diagnosis.ruled_out els
 {% for cause, why in diagnosis.why_not.items() %}
 - not {{ cause | text }}: {{ why | text }}
 {% endfor %}
-{% if diagnosis.changes %}
+{% set after = diagnosis.changes | select("came_after") | list %}
+{% set before = diagnosis.changes | reject("came_after") | list %}
+{% if before %}
 
 Changed just before:
-{% for change in diagnosis.changes %}
+{% for change in before %}
+- {{ change | text }}
+{% endfor %}
+{% endif %}
+{% if after %}
+
+Changed right after it began, so not what began it, unless it was told late:
+{% for change in after %}
 - {{ change | text }}
 {% endfor %}
 {% endif %}

@@ -143,12 +143,34 @@ class Impact(_Record):
     still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
     no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
     why_not_counted: str = ""  # why requests, moved and lost are None
+    # By node, the answers since its last right one to the known prompt; None: none was found wrong, empty: uncounted.
+    maybe_wrong: dict[str, int] | None = None
+    gateway_ends: int = 0  # of its processes and workers: who connected until the next one served waited at its door
     duplicated: int | None = None
     p99_ttft_before_s: float | None = None
     p99_ttft_worst_s: float | None = None
     p99_ttft_after_s: float | None = None
+    p99_at_gateway_worst_s: float | None = None  # with what waited there; of an incident of the whole fleet
     objective_ttft_s: float | None = None  # what the p99 is promised to stay under
     slo_minutes: int | None = None  # minutes in which a p99 in its place was above that
+
+    @property
+    def wrong_words(self) -> str:
+        """How many answers may be wrong, and whose; "" where no node was found wrong."""
+        if self.maybe_wrong is None:
+            return ""
+        if not self.maybe_wrong:
+            return "answers may be wrong, and nobody counted how many"
+        total, nodes = sum(self.maybe_wrong.values()), ", ".join(sorted(self.maybe_wrong))
+        return f"up to {total} {'answer' if total == 1 else 'answers'} of {nodes} may be wrong"
+
+    @property
+    def door_words(self) -> str:
+        """What no count has of a gateway that ended; "" where none did."""
+        if not self.gateway_ends:
+            return ""
+        times = "once" if self.gateway_ends == 1 else f"{self.gateway_ends} times"
+        return f"the gateway or a worker of it ended {times}: who connected then waited at its door, uncounted"
 
 
 class CorrectionRecord(_Record):

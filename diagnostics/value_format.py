@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 Unit = Literal["ratio", "points", "seconds", "tokens", "times", "per_second", "count", "before_onset"]
 NONE_ON_RECORD_S = 1e8  # of `before_onset`: whoever tells was asked, and knows of none
+BEFORE, AFTER, AT_ONCE = "before it began", "after it began", "as it began"
 UNITS: tuple[str, ...] = get_args(Unit)
 
 
@@ -39,10 +40,15 @@ def format_before(seconds: float) -> str:
     if seconds >= NONE_ON_RECORD_S:
         return "none on record"
     if abs(seconds) < 1:
-        return "as it began"
+        return AT_ONCE
     whole = abs(round(seconds))
     length = f"{whole} s" if whole < 10 else format_seconds(whole)
-    return f"{length} {'before' if seconds > 0 else 'after'} it began"
+    return f"{length} {BEFORE if seconds > 0 else AFTER}"
+
+
+def came_after(told: str) -> bool:
+    """Whether what was told with `format_before` lies wholly after the beginning: it is no cause of it."""
+    return AFTER in told and BEFORE not in told and AT_ONCE not in told
 
 
 def format_seconds(seconds: float | None) -> str:

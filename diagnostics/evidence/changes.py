@@ -21,6 +21,7 @@ START_S = 600.0  # so long after a change that was told a start of the same plac
 LOOK_BACK_S = 1800.0
 SLACK_S = 60.0  # a change is in the signals before it is told: the series of a node are told with its next scrape
 FADES_S = 600.0  # a change so long before counts a third
+LATE_FADES_S = 20.0  # and one so long after the latest moment at which it may have begun
 MAX_TOLD = 5
 ONE_AFTER_THE_OTHER_S = 30.0  # apart, and both times are told
 MAX_NODES = 3  # of one line
@@ -107,6 +108,8 @@ def _nearness(change: _Change, scope: Mapping[str, str]) -> float:
 def _recency(at: float, onset: Onset) -> float:
     if not math.isfinite(at) or not onset.early - LOOK_BACK_S <= at <= onset.late + SLACK_S:
         return 0.0
+    if at > onset.late:  # told late, or what it brought about: behind whatever was there before
+        return 0.3 * math.exp(-(at - onset.late) / LATE_FADES_S)
     return math.exp(-max(0.0, onset.at - at) / FADES_S)
 
 

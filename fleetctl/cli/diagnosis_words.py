@@ -23,9 +23,15 @@ def verdict_fields(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("tells apart", diagnosis.tells_apart),
         ("evidence of", _evidence_of(diagnosis)),
         ("began", _began(diagnosis)),
-        ("changed before", "; ".join(diagnosis.changes)),
+        ("changed before", "; ".join(one for one in diagnosis.changes if not _is_later(one))),
+        ("changed after", "; ".join(one for one in diagnosis.changes if _is_later(one))),
         ("ruled out", _ruled_out(diagnosis)),
     ]
+
+
+def _is_later(change: str) -> bool:
+    """Whether all of it was after the beginning: it is not what began it."""
+    return change.partition(", by what")[0].endswith("after it began") and "before it began" not in change
 
 
 def _runner_up(diagnosis: Diagnosis) -> str:

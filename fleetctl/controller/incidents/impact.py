@@ -12,7 +12,9 @@ from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import began_at
 from diagnostics.record import Fate, Impact, IncidentRecord
-from fleetctl.controller.nodes.gateways import GATEWAY_JOB
+from fleetctl.controller.incidents.doubtful_answers import DoubtfulAnswers
+from fleetctl.controller.incidents.gateway_wait import worst_p99_s
+from fleetctl.controller.nodes.gateways import DEATHS, GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
 OBJECTIVE = "llm:objective_ttft_seconds"
@@ -21,11 +23,15 @@ LOST = "gateway_lost_requests_total"
 MOVES = frozenset({"gateway_handoffs_total", "gateway_stream_moves_total"})  # planned ones, and of nodes that died
 HELD = "gateway_inflight_requests"
 STARTED = "process_start_time_seconds"
+OUTPUT_OK = "llm:output_ok"
+SERVED = "llm:served:rate"
+GATEWAY_TTFT = "gateway_ttft_seconds_bucket"
+ENDS = frozenset({DEATHS, "gateway_worker_deaths_total"})
 ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's outcomes but `refused`, which never started
 LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
 LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window, and the scrape that fills it, see why
 
-READ = (REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE)
+READ = (REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE, OUTPUT_OK, SERVED, GATEWAY_TTFT, *ENDS)
 
 PART_SERIES = 50  # of a large fleet, before somebody else has a turn: 10 ms
 
@@ -56,9 +62,17 @@ class _Rows:
 async def impact_in_parts(record: IncidentRecord, store: SeriesStore, since: float, until: float) -> Impact:
     """As `impact_of`, read in parts: of 1,000 nodes it takes seconds, in which the loop judges nothing."""
 
+    concerned = _concerned(record)
+
     def wanted(labels: LabelSet) -> bool:
         told = labels.as_dict()
-        return told.get("__name__") != STARTED or told.get("job") == GATEWAY_JOB
+        match told.get("__name__"):
+            case name if name == STARTED:
+                return told.get("job") == GATEWAY_JOB
+            case name if name in (OUTPUT_OK, SERVED):
+                return told.get("node") in concerned
+            case _:
+                return True
 
     rows = []
     for row in store.dump(since, until, names=READ, wanted=wanted):
@@ -74,6 +88,7 @@ class _Tally:
 
     began_at: float
     scope: Mapping[str, str]
+    concerned: frozenset[str]  # nodes
     ended: dict[str, float] = field(default_factory=dict)
     fates: dict[tuple[str, str], float] = field(default_factory=dict)  # by node and outcome
     objectives: list[float] = field(default_factory=list)
@@ -87,6 +102,9 @@ class _Tally:
     gateway_ups: list[Points] = field(default_factory=list)  # `up` of each gateway
     held: dict[str, float] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # nodes whose last scrape failed
+    doubtful: DoubtfulAnswers = field(default_factory=DoubtfulAnswers)
+    gateway_ttft: dict[float, list[Points]] = field(default_factory=dict)  # by the upper bound of a bucket
+    gateway_ends: float = 0.0  # of its processes and workers, unasked
 
     def read(self, labels: Mapping[str, str], points: Points) -> None:
         """Take one series in."""
@@ -96,6 +114,8 @@ class _Tally:
                 outcome = labels.get("outcome", "")
                 grown = increase(points, self.began_at)
                 _add(self.ended, outcome, grown)
+                if outcome == "finished" and labels.get("node") in self.concerned:
+                    self.doubtful.finished.setdefault(labels["node"], []).append(points)
                 if labels.get("node"):
                     key = (labels["node"], outcome)
                     lead = increase(points, since) if outcome in LOST_OUTCOMES else grown
@@ -120,6 +140,14 @@ class _Tally:
                 self.ttft += known
                 if _is_within(labels, self.scope):
                     self.ttft_here += known
+            case name if name == OUTPUT_OK and labels.get("node") in self.concerned:
+                self.doubtful.checks[labels["node"]] = points
+            case name if name == SERVED and labels.get("node") in self.concerned:
+                self.doubtful.served[labels["node"]] = points
+            case name if name == GATEWAY_TTFT:
+                self.gateway_ttft.setdefault(float(labels.get("le", "inf")), []).append(points)
+            case name if name in ENDS:
+                self.gateway_ends += increase(points, since)
             case name if name == OBJECTIVE and _is_within(labels, self.scope):
                 self.objectives += [value for _, value in points[-1:] if math.isfinite(value)]
             case _:
@@ -140,7 +168,8 @@ class _Tally:
 def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float) -> Impact:
     """From the gateway's counters since the incident began, and the nodes' p99 time to first token before, during and
     at the end."""
-    tally = _Tally(min(began_at(record), record.opened_at), record.scope)
+    concerned = _concerned(record)
+    tally = _Tally(min(began_at(record), record.opened_at), record.scope, concerned)
     for labels, points in store.dump(since, until, names=READ):
         tally.read(labels, points)
     why = tally.why_not_counted
@@ -148,7 +177,6 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
     during = [value for at, value in tally.ttft if at >= tally.began_at]
     last_at = max((at for at, _ in tally.ttft), default=0.0)
     after = [value for at, value in tally.ttft if at == last_at and at >= tally.began_at]
-    concerned = {alert.labels.get("node") for alert in record.alerts}
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
         requests=_count(counted, ACCEPTED),
@@ -164,12 +192,22 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         still_held=round(sum(held)) if held else None,
         no_gateway_s=outage_s(tally.gateway_ups, tally.began_at - LOSS_LEAD_S),
         why_not_counted=why,
+        maybe_wrong=tally.doubtful.counted(tally.began_at, by_gateway=not why),
+        gateway_ends=round(tally.gateway_ends),
+        # The gateway does not say which pool it waited for, so of a part of the fleet its p99 tells nothing.
+        p99_at_gateway_worst_s=None if record.scope else worst_p99_s(tally.gateway_ttft, tally.began_at - LOSS_LEAD_S),
         p99_ttft_before_s=_median(value for at, value in tally.ttft if at < tally.began_at),
         p99_ttft_worst_s=max(during, default=None),
         p99_ttft_after_s=max(after, default=None),
         objective_ttft_s=min(tally.objectives, default=None),
         slo_minutes=slo_minutes(tally.ttft_here, min(tally.objectives, default=None), tally.began_at),
     )
+
+
+def _concerned(record: IncidentRecord) -> frozenset[str]:
+    """The nodes that it is about."""
+    told = (record.scope.get("node"), *(alert.labels.get("node") for alert in record.alerts))
+    return frozenset(node for node in told if node)
 
 
 def slo_minutes(ttft: Points, objective_s: float | None, since: float) -> int | None:

@@ -83,10 +83,17 @@ def impact_words(impact: Impact) -> str:
         words.append(f"{impact.lost}{of} requests lost")
     elif impact.why_not_counted:
         words.append(f"requests lost: not known ({impact.why_not_counted})")
+    if impact.wrong_words:
+        words.append(impact.wrong_words)
     if impact.no_gateway_s:
         words.append(f"no gateway answered for {format_seconds(impact.no_gateway_s)}")
-    if impact.p99_ttft_worst_s is not None:
-        words.append(_ttft_words(impact.p99_ttft_worst_s, impact.objective_ttft_s))
+    at_gateway, at_nodes = impact.p99_at_gateway_worst_s, impact.p99_ttft_worst_s
+    if at_gateway is not None and at_gateway > (at_nodes or 0.0):
+        words.append(f"{_ttft_words(at_gateway, impact.objective_ttft_s)} (at the gateway)")
+    elif at_nodes is not None:
+        words.append(_ttft_words(at_nodes, impact.objective_ttft_s))
+    if impact.door_words:
+        words.append(impact.door_words)
     if impact.slo_minutes:
         words.append(f"{impact.slo_minutes} min beyond that")
     return ", ".join(words) or "not known"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alerts.sample import Sample
 from diagnostics.evidence.changes import recent_changes, starts_untold
 from diagnostics.evidence.onset import Onset
+from diagnostics.value_format import came_after
 
 ONSET = Onset(10_000.0, 9_970.0, 10_020.0, "a test")
 CHAT = {"pool": "chat"}
@@ -57,3 +58,12 @@ def test_processes_that_started_are_a_change_where_nobody_tells_of_one() -> None
     assert [one.labels["node"] for one in starts_untold(starts, deploy)] == ["n1", "n2"]
     assert starts_untold(starts, [_change("rollout", 9_700.0, pool="chat")]) == []
     assert len(starts_untold(starts, [_change("rollout", 9_700.0, pool="batch")])) == 3
+
+
+def test_what_changed_after_it_began_comes_behind_what_changed_before_and_is_told_as_that() -> None:
+    changes = [_change("limits", 10_040, pool="chat"), _change("config", 9_100, pool="chat")]
+    before, after = recent_changes(changes, CHAT, ONSET)
+    assert before.startswith("config of")
+    assert not came_after(before)
+    assert after == "limits of pool chat, 40 s after it began, by what the signals show"
+    assert came_after(after)

@@ -9,6 +9,7 @@ from alerts.series.store import SeriesStore
 from diagnostics.postmortem import PostmortemInput, render
 from diagnostics.record import AlertRecord, IncidentRecord
 from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, increase
+from fleetctl.controller.notifications.incident_notice import impact_words
 
 OPENED = 1000.0
 INCIDENT = IncidentRecord(id="inc-1", title="t", status="resolved", opened_at=OPENED)
@@ -149,3 +150,58 @@ async def test_read_in_parts_it_comes_to_the_same_and_others_have_their_turn() -
     assert found == impact_of(INCIDENT, store, 0, 2000)
     assert found.p99_ttft_worst_s is not None
     assert turns >= 4
+
+
+@pytest.mark.parametrize("is_counted", [True, False], ids=["by the gateway", "by the node itself"])
+def test_answers_since_the_last_right_one_of_a_lying_node_may_be_wrong_and_every_reader_is_told(
+    is_counted: bool,
+) -> None:
+    store = SeriesStore()
+    for at in range(900, 1100, 5):
+        store.append({"__name__": "llm:output_ok", "node": "a"}, at, 1.0 if at < 1000 or at >= 1060 else 0.0)
+        store.append({"__name__": "llm:output_ok", "node": "b"}, at, 1.0)
+        store.append({"__name__": "llm:served:rate", "node": "a"}, at, 0.5)
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 1.0)
+        for node in ("a", "b") if is_counted else ():
+            store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": node}, at, at / 5)
+
+    impact = impact_of(make_incident(active_at=1000.0), store, 0, 2000)
+
+    # From a minute before the first wrong answer to the known prompt until it is right again.
+    count = 25 if is_counted else 60
+    assert impact.maybe_wrong == {"a": count}
+    assert f"up to {count} answers of a may be wrong" in impact_words(impact)
+    page = render(PostmortemInput(INCIDENT, 2000.0, impact))
+    assert f"| answers that may be wrong | a: {count} |" in page
+    assert f"up to {count} answers of a may be wrong: tell those who got them" in page
+
+
+def test_of_nodes_that_answer_right_nothing_is_said_of_wrong_answers() -> None:
+    store = make_store(watched_before=True)
+    store.append({"__name__": "llm:output_ok", "node": "a"}, 1000.0, 1.0)
+    impact = impact_of(make_incident(active_at=1000.0), store, 0, 2000)
+    assert impact.maybe_wrong is None
+    assert "wrong" not in impact_words(impact)
+
+
+@pytest.mark.parametrize("scope", [{}, {"pool": "chat"}], ids=["fleet", "one pool"])
+def test_what_users_waited_at_the_gateway_is_held_to_the_promise_too(scope: dict[str, str]) -> None:
+    store = SeriesStore()
+    for at in range(900, 1060, 5):
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "a", "pool": "chat"}, at, 0.2)
+        store.append({"__name__": "llm:objective_ttft_seconds", "node": "a", "pool": "chat"}, at, 1.0)
+        store.append({"__name__": "gateway_worker_deaths_total", "job": "llm-gateway"}, at, float(at >= 1000))
+        for bound, share in (("0.5", 1.0 if at < 1000 else 0.0), ("4.0", 1.0), ("+Inf", 1.0)):
+            counted = (at - 900) * share if bound != "0.5" else min(at, 1000) - 900
+            store.append({"__name__": "gateway_ttft_seconds_bucket", "le": bound}, at, float(counted))
+
+    impact = impact_of(INCIDENT.model_copy(update={"scope": scope}), store, 0, 2000)
+
+    said = impact_words(impact)
+    assert "ended once: who connected then waited at its door" in said
+    if scope:  # the gateway does not say which pool it waited for
+        assert impact.p99_at_gateway_worst_s is None
+        assert "within the promised" in said
+    else:
+        assert impact.p99_at_gateway_worst_s == pytest.approx(3.96, abs=0.05)
+        assert "beyond the promised 1.0 s (at the gateway)" in said

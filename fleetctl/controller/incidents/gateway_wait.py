@@ -1,0 +1,48 @@
+"""How long users waited for their first token by the gateway's own clock. Pure.
+
+Nodes count from when a request reaches them: what waits at the gateway, for a seat or for a worker, is not in theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+WINDOW_S = 20.0  # as the nodes' p99 has it
+
+Points = Sequence[tuple[float, float]]
+
+
+def worst_p99_s(buckets: Mapping[float, Sequence[Points]], since: float) -> float | None:
+    """The worst p99 of a window from `since` on, out of a histogram's series by their upper bound; None: no request."""
+    windows: dict[int, dict[float, float]] = defaultdict(dict)
+    for bound, series in buckets.items():
+        for points in series:
+            last: float | None = None
+            for at, value in points:
+                if not math.isfinite(value):
+                    continue
+                if last is not None and at >= since:
+                    grown = value - last if value >= last else value
+                    counts = windows[int((at - since) // WINDOW_S)]
+                    counts[bound] = counts.get(bound, 0.0) + grown
+                last = value
+    found = [one for counts in windows.values() if (one := _quantile(counts, 0.99)) is not None]
+    return max(found, default=None)
+
+
+def _quantile(counts: Mapping[float, float], share: float) -> float | None:
+    """Linear within its bucket; of the last, open one its lower bound, as PromQL's histogram_quantile."""
+    bounds = sorted(counts)
+    if not bounds or counts[bounds[-1]] <= 0:
+        return None
+    rank, below, low = share * counts[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        if counts[bound] >= rank:
+            if math.isinf(bound):
+                return low
+            within = counts[bound] - below
+            return low + (bound - low) * ((rank - below) / within if within else 1.0)
+        below, low = counts[bound], bound
+    return low
