@@ -66,6 +66,13 @@ class Spot(NamedTuple):
     kind: VolatileKind
 
 
+class Loss(NamedTuple):
+    """What one prompt cannot share with the one before it: the tokens behind `spot` that are the same in both."""
+
+    spot: Spot
+    tokens: int
+
+
 @dataclass(slots=True)
 class Template:
     """What is known of one template. `requests` are those that were looked at."""
@@ -105,19 +112,20 @@ class PrefixLint:
         self._max_templates = max_templates
         self._templates: OrderedDict[str, Template] = OrderedDict()
 
-    def note_prompt(self, tenant: str, body: Mapping[str, Any], ratio: TokenRatio) -> None:
-        """Hold one request against the newest one of its template."""
+    def note_prompt(self, tenant: str, body: Mapping[str, Any], ratio: TokenRatio) -> Loss | None:
+        """Hold one request against the newest one of its template. None: it begins as that one, or is the first."""
         chunks = prompt_chunks(body)
         if not chunks.texts:
-            return
+            return None
         model = body.get("model")
         template = self._template_of(tenant, model if isinstance(model, str) else "", _sketch(chunks.texts))
-        hashed = _hashed(chunks)
+        hashed, lost = _hashed(chunks), None
         if template.newest is not None:
             template.requests += 1
             template.compared += 1
-            _note_difference(template, template.newest, chunks, hashed, ratio)
+            lost = _note_difference(template, template.newest, chunks, hashed, ratio)
         template.newest = hashed
+        return lost
 
     def told(self) -> list[dict[str, Any]]:
         """All templates as another worker of this gateway may join them with its own. Hashes, no text."""
@@ -236,10 +244,10 @@ def _sketch(texts: Sequence[str]) -> frozenset[int]:
 
 def _note_difference(
     template: Template, before: HashedPrompt, chunks: Chunks, hashed: HashedPrompt, ratio: TokenRatio
-) -> None:
+) -> Loss | None:
     at = next((i for i, (old, new) in enumerate(zip(before.chunks, hashed.chunks, strict=False)) if old != new), None)
     if at is None:
-        return  # one is the beginning of the other: a conversation that went on
+        return None  # one is the beginning of the other: a conversation that went on
     known = set(before.chunks[at:])
     texts = chunks.texts
     lost_chars = sum(
@@ -261,5 +269,7 @@ def _note_difference(
     if spot not in template.spots and len(template.spots) >= MAX_SPOTS:
         rarest = min(template.spots, key=lambda one: template.lost_tokens[one])
         del template.spots[rarest], template.lost_tokens[rarest]
+    lost = Loss(spot, ratio.tokens(lost_chars))
     template.spots[spot] += 1
-    template.lost_tokens[spot] += ratio.tokens(lost_chars)
+    template.lost_tokens[spot] += lost.tokens
+    return lost

@@ -94,7 +94,7 @@ class PromptPreparation:
         model = value.get("model") if isinstance(value.get("model"), str) else None
         changed, headers = self._changed(value, tenant, model) if self._changes_bodies else (value, ())
         if is_looked_at:
-            self.lint.note_prompt(tenant, changed, self.ratios.of(model))
+            self._metrics.note_looked_at(self.lint.note_prompt(tenant, changed, self.ratios.of(model)))
         return PreparedBody(body if changed is value else _written(changed), headers)
 
     def _changed(self, value: dict[str, Any], tenant: str, model: str | None) -> tuple[dict[str, Any], Headers]:

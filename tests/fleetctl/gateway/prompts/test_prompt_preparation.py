@@ -159,6 +159,28 @@ def test_canonical_rules_leave_a_body_of_very_many_values_as_it_is_and_count_it(
     assert registry.get_sample_value("gateway_prompt_not_canonicalised_total") == 1
 
 
+def test_where_prompts_first_differ_and_what_is_lost_behind_it_is_counted_by_what_stands_there() -> None:
+    registry = CollectorRegistry()
+    clock = iter(range(1, 100))
+    settings_ = PromptSettings(prefix_lint=PrefixLintSettings(max_per_s=1))
+    made = PromptPreparation(settings_, PromptMetrics(registry), clock=lambda: float(next(clock)))
+    kept, lost = (
+        "Be brief and cite the policy by its title.\n" * 8,
+        "Never guess at prices, and ask where in doubt.\n" * 8,
+    )
+    for minute in range(4):
+        system = {"role": "system", "content": f"{kept}It is 10:0{minute}.\n{lost}"}
+        made.prepare(json.dumps({"model": "m", "messages": [system, ASKED]}).encode(), "a")
+
+    def told(name: str) -> float:
+        return registry.get_sample_value(f"gateway_prompts_{name}_total", {"kind": "timestamp"}) or 0.0
+
+    assert registry.get_sample_value("gateway_prompts_looked_at_total") == 4
+    assert told("differing") == 3
+    assert told("first_difference_tokens") / 3 == pytest.approx(len(kept) / 4, abs=16)
+    assert told("prefix_lost_tokens") / 3 == pytest.approx(len(lost) / 4, rel=0.2)
+
+
 def test_half_a_surrogate_pair_survives_a_rewrite() -> None:
     made = preparation(canonical_rules=("plain_content",))
     content = [{"type": "text", "text": "\ud800"}]
