@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 JUDGED_AFTER_S = (30.0, 300.0, 900.0, 3600.0)
 """How long after the onset each case is judged."""
 
-ENGINES = ("fleetctl", "vllm", "sglang", "tgi", "trtllm")
+ENGINES = ("fleetctl", "vllm", "sglang", "tgi", "trtllm", "llamacpp")
 SHAPES = ("step", "ramp", "spike", "sawtooth", "pulse", "freeze", "vanish", "nan", "reset")
 
 
@@ -69,7 +69,7 @@ class NodeForm(_Form):
     model: str = "llama-8b"
     zone: str = "a"
     revision: str = "v1"
-    engine: Literal["fleetctl", "vllm", "sglang", "tgi", "trtllm"] = "vllm"
+    engine: Literal["fleetctl", "vllm", "sglang", "tgi", "trtllm", "llamacpp"] = "vllm"
 
 
 class SeriesForm(_Form):

@@ -255,6 +255,21 @@ def _tgi(model: str, q: _Quantities) -> list[Level]:
     return out.levels
 
 
+def _llamacpp(model: str, q: _Quantities) -> list[Level]:
+    del model  # nothing of llama.cpp's server has a label for it
+    out = _Writer(())
+    out.gauge("llamacpp:requests_processing", np.round(q["running"]))
+    out.gauge("llamacpp:requests_deferred", np.round(q["waiting"]))
+    tokens = q["admitted"] * q["prompt_tokens"]
+    out.counter("llamacpp:prompt_tokens_total", tokens * (1 - q["hit_ratio"]), is_exact=True)  # those that it computed
+    out.counter("llamacpp:prompt_tokens_cached_total", tokens * q["hit_ratio"], is_exact=True)
+    out.counter("llamacpp:prompt_seconds_total", q["admitted"] * q["prefill"], is_exact=True)
+    out.counter("llamacpp:tokens_predicted_total", q["output_rate"])
+    out.counter("llamacpp:tokens_predicted_seconds_total", q["output_rate"] * q["itl"], is_exact=True)
+    out.counter("llamacpp:n_decode_total", _steps(q), is_exact=True)
+    return out.levels
+
+
 def gpu_levels(q: _Quantities, rng: np.random.Generator) -> list[Level]:
     """One healthy card under this work, as dcgm-exporter has it. Faults are changes of these series."""
     out = _Writer((("gpu", "0"),))
@@ -363,4 +378,5 @@ _ENGINES: dict[str, Callable[[str, _Quantities], list[Level]]] = {
     "sglang": _sglang,
     "trtllm": _trtllm,
     "tgi": _tgi,
+    "llamacpp": _llamacpp,
 }

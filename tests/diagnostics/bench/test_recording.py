@@ -36,6 +36,7 @@ def test_lower_hits_make_first_tokens_later_as_in_the_incident_of_the_seeds(tmp_
         ("sglang", "sglang:num_running_reqs", "sglang:generation_tokens_total"),
         ("trtllm", "trtllm_num_requests_running", "trtllm_generation_tokens_total"),
         ("tgi", "tgi_batch_current_size", "tgi_request_generated_tokens_sum"),
+        ("llamacpp", "llamacpp:requests_processing", "llamacpp:tokens_predicted_total"),
     ],
 )
 def test_every_engine_speaks_its_own_names(tmp_path: Path, engine: str, running: str, tokens: str) -> None:
