@@ -1,18 +1,16 @@
 """The cockpit: what the person on call looks at. It draws snapshots of the controller's API and sends back decisions.
 
-One worker reads, and posts each snapshot as a message; the screen that is shown draws it. Another follows the
-controller's events, and has what they are about read at once. When the controller is away, the last good data stays
-on screen, dim, with how long ago contact was lost.
+What `feed.py` reads comes as a message with a snapshot; the screen that is shown draws it. When the controller is
+away, the last good data stays on screen, dim, with how long ago contact was lost. One class, longer than others:
+Textual looks for what a key or a message does in the app itself, and each of these is a line or two.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import getpass
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -29,17 +27,18 @@ from textual.widgets import ContentSwitcher, Footer, RichLog
 from textual.worker import Worker
 
 from fleetctl.kit.errors import BadInputError, FleetctlError
-from fleetctl.told_node import KnownNodes
 from fleetctl.tui.alert_view import alert_place
 from fleetctl.tui.bookmarks import Bookmark, Bookmarks
 from fleetctl.tui.completing import Names, completions
 from fleetctl.tui.deeds import Deeds, target_of
+from fleetctl.tui.feed import Feed
 from fleetctl.tui.fleet_pane import FleetPane
 from fleetctl.tui.guide_bar import GuideBar
 from fleetctl.tui.held_logs import held_logs
 from fleetctl.tui.help_screen import HelpScreen
 from fleetctl.tui.incident_pane import IncidentPane
 from fleetctl.tui.jump import Jump, Recall
+from fleetctl.tui.key_list import keys_of
 from fleetctl.tui.list_panes import AlertsPane, AuditPane, EventsPane
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.node_pane import NodePane
@@ -47,27 +46,25 @@ from fleetctl.tui.noun import Jump as JumpOrder
 from fleetctl.tui.order import Act, Answer, Handle, Order, Simple, Start, Wrong, parse_order
 from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane
-from fleetctl.tui.place import JUMPS, Place, Trail, Visit
+from fleetctl.tui.place import Place, Trail, Visit
 from fleetctl.tui.prompt_line import PromptLine
-from fleetctl.tui.reader import CockpitClient, SnapshotReader
+from fleetctl.tui.reader import CockpitClient
 from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane
 from fleetctl.tui.shell import Command, Shell, silence_alert, silence_incident
 from fleetctl.tui.slider import TimeSlider, slider_cells
-from fleetctl.tui.snapshot import Part, Snapshot, Wanted, asking, is_closed
+from fleetctl.tui.snapshot import Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
 from fleetctl.tui.still import Redrawn, Still
 from fleetctl.tui.terminal_driver import TerminalDriver
-from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TimelineEntry, TokenRole
+from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TokenRole
 from runbooks.verbs import VERBS
 
 log = structlog.get_logger()
 
 POLL_EVERY_S = 2.0
 DRAWN_LATELY_S = 2.5
-EVENTS_AT_START = 1000
-EVENTS_GAP_S = 0.3  # a storm of events is read in parts
 LOG_LINES = 200
 NAMED_TOKEN = "token"  # noqa: S105 - `CallerInfo.via` of whoever has a token of their own, whose name says who it is
 GC_AFTER = 100_000  # new objects
@@ -82,19 +79,6 @@ class Closable(CockpitClient, Protocol):
 
 
 ClientFactory = Callable[[], Closable]
-FRAME_KEYS = (
-    ("g, then a letter", f"go to a screen: {', '.join(f'{key} {place.label}' for key, place in JUMPS.items())}"),
-    ("1 to 9", "the same, in this order"),
-    ("[ and ]", "back and forward"),
-    ("/", "filter: text, zone=a, !word"),
-    (":", "any command, as after fleetctl; Tab completes; --dry-run does nothing"),
-    ("Esc", "end the filter; else go back"),
-    ("r", "look again now"),
-    ("y", "copy what is chosen: a line, an incident, a run's commands"),
-    ("m, then '", "bookmark what is shown, or drop it; go to a bookmark"),
-    ("t", "theme: dark, light, colour-blind, no-colour"),
-    ("q, Ctrl-C", "quit; Ctrl-C while a question is asked as well"),
-)
 
 
 class Cockpit(App[None]):
@@ -172,7 +156,6 @@ class Cockpit(App[None]):
         self.trail = Trail()
         self._client_factory = client_factory
         self._controller: Closable | None = None
-        self._reader: SnapshotReader | None = None
         self._deeds: Deeds | None = None
         self._by = by if by is not None else getpass.getuser()
         self._until = until
@@ -181,9 +164,8 @@ class Cockpit(App[None]):
         self._bookmarks = Bookmarks(bookmarks)
         self._shell = shell
         self._now = now if slider is None else slider.now
-        self._poll_every_s = poll_every_s
-        self._wake = asyncio.Event()
-        self._is_waking = False
+        self._is_polling = poll_every_s is not None
+        self._feed = Feed(self._wanted, self._now, poll_every_s or POLL_EVERY_S, is_past=slider is not None)
         self._offered: tuple[object, ...] = ()
         self._drawn_at = 0.0
         self._log_worker: Worker[None] | None = None
@@ -239,15 +221,13 @@ class Cockpit(App[None]):
     def on_mount(self) -> None:
         """Begin to read snapshots."""
         self._controller = self._client_factory()
-        self._deeds = Deeds(self, self._controller, self._by, self._look_again, self._commands)
+        self._deeds = Deeds(self, self._controller, self._by, self._feed.look_again, self._commands)
         self._draw()
         self._focus_pane()
         self.set_interval(1.0, self._tick)  # ages grow between snapshots as well
-        if self._poll_every_s is not None:
-            self._reader = SnapshotReader(self._controller, self._now)
-            self.run_worker(self._poll(self._reader, self._poll_every_s), name="poller", exit_on_error=True)
-            self.run_worker(self._follow(self._controller, self._reader), name="follower", exit_on_error=True)
-            self.run_worker(self._follow_nodes(self._controller, self._reader), name="nodes", exit_on_error=True)
+        if self._is_polling:
+            for name, loop in self._feed.loops(self._controller, lambda one: self.post_message(SnapshotTaken(one))):
+                self.run_worker(loop, name=name, exit_on_error=True)
         if self._until is not None:
             self.run_worker(self._leave_when_done(self._until), name="until", exit_on_error=True)
         for told in self._story:
@@ -292,11 +272,11 @@ class Cockpit(App[None]):
     def on_pane_about(self, message: Pane.About) -> None:
         """Read what was chosen in full."""
         self.trail = self.trail.about(message.subject)
-        self._wake.set()
+        self._feed.wake()
 
     def on_pane_moved(self) -> None:
         """Read what is told of it."""
-        self._wake.set()
+        self._feed.wake()
 
     def on_pane_asks(self, message: Pane.Asks) -> None:
         """Another screen."""
@@ -331,7 +311,7 @@ class Cockpit(App[None]):
         self._draw()
         self._focus_pane()
         self._follow_log()
-        self._wake.set()
+        self._feed.wake()
 
     def _focus_pane(self) -> None:
         """Now: `focus` comes behind keys that are typed already, and took a prompt's focus from it in mid-word."""
@@ -382,28 +362,15 @@ class Cockpit(App[None]):
 
     def action_help(self) -> None:
         """The keys of this screen, and those of all."""
-        self.push_screen(HelpScreen(self._pane.PLACE.label, self._keys()))
-
-    def _keys(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """What can be pressed here, as it is declared."""
-        pane = self._pane
-        ours = [one for widget in (pane.main, pane) for one in type(widget).__mro__ if one.__module__ in OUR_MODULES]
-        own = [binding for one in ours for binding in vars(one).get("BINDINGS", ())]
-        said: dict[str, str] = {}
-        for one in own:  # the nearest first, which is the one that works
-            taken = {key for keys in said for key in keys.split(",")}
-            if isinstance(one, Binding) and one.description and taken.isdisjoint(one.key.split(",")):
-                said[one.key] = one.description
-        acts = {
-            one.key: one.description
+        acts = [
+            one
             for one in self.BINDINGS
             if isinstance(one, Binding)
             and one.show
             and one.action.partition("(")[0] in ACTS
             and self._offers(one.action)
-        }
-        here = [(_shown_key(key), what) for key, what in {**said, **acts}.items()]
-        return [("Here", here), ("Everywhere", list(FRAME_KEYS))]
+        ]
+        self.push_screen(HelpScreen(self._pane.PLACE.label, keys_of(self._pane, acts)))
 
     # -- what is typed ------------------------------------------------------------------------------------------
 
@@ -615,13 +582,13 @@ class Cockpit(App[None]):
         """Another moment of the recording."""
         if self._slider is not None:
             self._slider.move(seconds)
-            self._look_again()
+            self._feed.look_again()
 
     def action_play(self) -> None:
         """The recording goes on by itself, faster with each press, then stands."""
         if self._slider is not None:
             self._slider.play()
-            self._look_again()
+            self._feed.look_again()
 
     def action_copy(self) -> None:
         """What is chosen, to the clipboard of the terminal (OSC 52), over ssh too."""
@@ -672,14 +639,9 @@ class Cockpit(App[None]):
 
     def action_refresh_now(self) -> None:
         """Read everything now."""
-        self._look_again()
+        self._feed.look_again()
 
-    def _look_again(self) -> None:
-        if self._reader is not None:
-            self._reader.forget()
-        self._wake.set()
-
-    # -- loops --------------------------------------------------------------------------------------------------
+    # -- what it needs ------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Wanted:
         here = self.trail.here
@@ -692,66 +654,6 @@ class Cockpit(App[None]):
             group=self._fleet.group_by_others if here.place is Place.FLEET else None,
         )
 
-    async def _poll(self, reader: SnapshotReader, every_s: float) -> None:
-        while True:
-            self._wake.clear()
-            if self._slider is not None:
-                reader.forget()  # another moment: nothing of before is kept
-            self.post_message(SnapshotTaken(await reader.read(self._wanted())))
-            try:
-                await asyncio.wait_for(self._wake.wait(), every_s)
-            except TimeoutError:
-                continue
-
-    async def _follow(self, controller: CockpitClient, reader: SnapshotReader) -> None:
-        """Have what events are about read at once. While they can't be followed, the poller reads all the same."""
-        after: int | None = None
-        while True:
-            try:
-                if after is None:
-                    after = self._heard(reader, await controller.newest_events(EVENTS_AT_START), 0)
-                async for entry in controller.follow_events(after):
-                    after = self._heard(reader, [entry], after)
-            except FleetctlError as error:
-                log.debug("events.unread", error=error.message)
-            await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
-
-    async def _follow_nodes(self, controller: CockpitClient, reader: SnapshotReader) -> None:
-        """Have nodes told as they change, while a screen shows them. While they can't be followed, they are read."""
-        known = KnownNodes()
-        while True:
-            if Part.NODES in self._pane.NEEDS:
-                try:
-                    async with aclosing(controller.follow_nodes(known)) as told:
-                        async for _ in told:
-                            reader.heard_nodes(known)
-                            self._wake_soon()
-                            if Part.NODES not in self._pane.NEEDS:
-                                break
-                except BadInputError:  # a recording, or an older controller: they tell lists alone
-                    return
-                except FleetctlError as error:
-                    log.debug("nodes.unread", error=error.message)
-                finally:
-                    reader.lost_nodes()
-            await asyncio.sleep(self._poll_every_s or POLL_EVERY_S)
-
-    def _heard(self, reader: SnapshotReader, entries: list[TimelineEntry], after: int) -> int:
-        """The number of the last one."""
-        if entries:
-            reader.heard(entries)
-            self._wake_soon()
-        return max((entry.seq for entry in entries), default=after)
-
-    def _wake_soon(self) -> None:
-        if not self._is_waking:  # a storm of events is read in parts
-            self._is_waking = True
-            self.set_timer(EVENTS_GAP_S, self._wake_up)
-
-    def _wake_up(self) -> None:
-        self._is_waking = False
-        self._wake.set()
-
     def _follow_log(self) -> None:
         """Follow the shown node's log, and nobody else's."""
         name = self._node.subject if self.trail.here.place is Place.NODE else None
@@ -761,7 +663,7 @@ class Cockpit(App[None]):
         if self._log_worker is not None:
             self._log_worker.cancel()
             self._log_worker = None
-        if name is not None and self._controller is not None and self._poll_every_s is not None:
+        if name is not None and self._controller is not None and self._is_polling:
             self._log_worker = self.run_worker(self._show_log(self._controller, name), name="log", exit_on_error=True)
 
     async def _show_log(self, controller: CockpitClient, name: str) -> None:
@@ -814,24 +716,7 @@ class Cockpit(App[None]):
             self.refresh_bindings()
 
 
-OUR_MODULES = frozenset(
-    f"fleetctl.tui.{name}" for name in ("pane", "live_table", "fleet_pane", "incident_pane", "runbook_pane")
-)
 ACTS = ("slide", "decide", "dry_run", "take", "silence", "page", "order_run", "verb", "filter")
-
-
-def _shown_key(key: str) -> str:
-    """A key as it stands on the keyboard."""
-    names = {
-        "comma": ",",
-        "full_stop": ".",
-        "plus": "+",
-        "minus": "-",
-        "slash": "/",
-        "colon": ":",
-        "question_mark": "?",
-    }
-    return ", ".join(names.get(one, one) for one in key.split(","))
 
 
 async def run_cockpit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -380,8 +381,10 @@ async def test_every_key_that_is_offered_is_told_in_help() -> None:
     async with cockpit(FakeController(), size=WIDE) as (app, pilot):
         await pilot.press("g", "i")
         await wait_for_text(pilot, "T Take over")
-        keys = {key for _, part in app._keys() for key, _ in part}
-        assert {"a", "d", "x", "T", "p", "j", "k", "[ and ]"} <= keys
+        await pilot.press("question_mark")
+        await wait_for_text(pilot, "Keys of Incident", "Take over")
+        listed = set(re.findall(r"│  (\S.*?)  +\S", screen(app)))
+        assert {"a", "d", "x", "T", "p", "j", "k", "[ and ]"} <= listed
 
 
 async def test_an_incident_is_taken_over_after_a_yes() -> None:
