@@ -15,8 +15,9 @@ from alerts.review.catalog import Catalog, builtin_catalog
 from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
 
 GPU_EXPORTER = "dcgm"
-# Told beside the engine: by us, by routers that are not ours, and by the host's exporter where there is one.
-_BESIDE = ("sgl_router_", "vllm_router_", "fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS", "node_")
+# Told beside the engine: by us, by routers and gateways that are not ours, by the host's and the platform's exporters.
+_OURS = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS")
+_BESIDE = (*_OURS, "sgl_router_", "vllm_router_", "envoy_", "nginx_", "litellm_", "kube_", "node_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ TRAFFIC = (
     "sum(llm:generation_tokens:rate{{{scope}}})",
     "sum(llm:aborted:rate{{{scope}}}) / (sum(llm:requests:rate{{{scope}}}) > 0)",
     "max(llm:arrivals_share{{{scope}}})",
+    "avg(llm:e2e_seconds:mean{{{scope}}} > 0)",
 )
 LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}

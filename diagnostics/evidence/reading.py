@@ -21,6 +21,7 @@ PAST_STEP_S = 15.0
 USED_FROM_TPS = 10  # prompt tokens a second of a node: a health check asks for a few dozen in a minute
 DAY_S = 86400.0
 OTHER_DAYS = (("yesterday", DAY_S), ("a week ago", 7 * DAY_S))
+BETWEEN, TOO_EARLY = "between yes and no", "too early"  # why a value that was read is no answer
 HALF_PAST_S = 900.0  # most pasts are of half an hour: that of another day has this hour in its middle
 # How many steps of the half hour before the onset had traffic of users, and any; no value where nobody counts tokens.
 _PROMPTS = "max(llm:prompt_tokens:rate{{{scope}}})"
@@ -128,6 +129,11 @@ def _read(
     return replace(found, usual=on_other_days(question, scope, run_query, asked))
 
 
+def can_be_told(one: Evidence) -> bool:
+    """Whether somebody tells what is asked: an answer, or a value that is none yet."""
+    return one.answer != "unknown" or one.why_unknown.startswith((BETWEEN, TOO_EARLY))
+
+
 def day_ends_at(now: float, ago_s: float) -> float:
     """Where the past of a day so long ago ends."""
     return now - ago_s + HALF_PAST_S
@@ -161,10 +167,10 @@ def _judge(question: Question, value: float, asked: AskedAt) -> tuple[AnswerWord
     if question.when.holds(value):
         return "yes", ""
     if question.unless is not None and not question.unless.holds(value):
-        return "unknown", "between yes and no"
+        return "unknown", BETWEEN
     since = asked.now - asked.onset
     if 0 < since < question.lag_s:  # 0: nobody knows when it began
-        return "unknown", f"too early: it shows {format_seconds(question.lag_s)} after the onset"
+        return "unknown", f"{TOO_EARLY}: it shows {format_seconds(question.lag_s)} after the onset"
     return "no", ""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from diagnostics.evidence.question import Question
-from diagnostics.evidence.reading import Readings
+from diagnostics.evidence.reading import Readings, can_be_told
 from diagnostics.expectation import OFTEN_YES, ONE_OF_YES, Expectation
 
 TEMPERATURE = 2.0
@@ -54,6 +54,8 @@ class Ranking:
     excluded: tuple[Excluded, ...]
     # Of each cause that may stand alone its score, were each must that nobody can tell a yes.
     if_told: Mapping[str, float] = field(default_factory=dict)
+    # And of those of which nothing that they must show can be told here, by what else is seen: never named, only next.
+    untold: Mapping[str, float] = field(default_factory=dict)
 
     def next_to(self, named: Sequence[str], near: Set[str]) -> str | None:
         """What to look at next where the verdict is not sure.
@@ -62,6 +64,7 @@ class Ranking:
         out: it does not count against the runner-up.
         """
         left = {name: score + NEAR * (name in near) for name, score in self.if_told.items() if name not in named}
+        left |= {name: score for name, score in self.untold.items() if name in near and name not in named}
         return max(left, key=lambda name: (left[name], name), default=None)
 
     @property
@@ -96,6 +99,7 @@ def rank_causes(
     families = frozenset(families)
     known = {name: one.answer == "yes" for name, one in readings.items() if one.answer != "unknown"}
     taking_part: dict[str, Expectation] = {}
+    untold: dict[str, float] = {}
     excluded: list[Excluded] = []
     pairable: dict[str, Expectation] = {}  # those that only a never excludes: beside another cause it need not hold
     for name, one in expectations.items():
@@ -105,6 +109,9 @@ def rank_causes(
             excluded.append(Excluded(name, missing))
             continue
         is_seen = [any(known.get(question) for question in group) for group in one.must]
+        if not one.only_seen and not _is_told(one, readings) and not any(known.get(question) for question in one.never):
+            untold[name] = math.log(one.prior) + _score(one.yes_rates, known, questions)
+            untold[name] += _alerts_score(one.explains, families)
         if not any(is_seen) or (one.only_seen and not all(is_seen)):
             continue
         pairable[name] = one
@@ -123,7 +130,12 @@ def rank_causes(
     for first, second in combinations(tried, 2):
         if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
             scores[(first, second)] = score
-    return Ranking(_normalised(scores), tuple(excluded), if_told)
+    return Ranking(_normalised(scores), tuple(excluded), if_told, untold)
+
+
+def _is_told(one: Expectation, readings: Readings) -> bool:
+    """Whether anything of what it must show can be told here."""
+    return any(name in readings and can_be_told(readings[name]) for group in one.must for name in group)
 
 
 def _missing(one: Expectation, known: Mapping[str, bool]) -> str | None:

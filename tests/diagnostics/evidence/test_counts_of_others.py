@@ -1,0 +1,216 @@
+"""What engines, gateways and platforms of others tell: ends, hits that nobody feels, blocks that nobody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from alerts.arrays import Floats
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.series.store import SeriesStore
+from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.reading import read_all
+from diagnostics.query import AskedAt, store_query
+
+BEGIN = 1_700_000_000.0
+NOW = BEGIN + 300
+AT = np.arange(BEGIN - 3600, NOW + 1, 5.0)
+
+Level = float | Callable[[Floats], Floats]
+POOL = {"pool": "chat"}
+
+
+def _then(before: float, after: float, at: float = 0.0) -> Callable[[Floats], Floats]:
+    return lambda since: np.where(since < at, before, after)
+
+
+def _counted(per_s: float, anew: Sequence[float] = ()) -> Callable[[Floats], Floats]:
+    """A counter that begins anew at these seconds after the onset."""
+
+    def values(since: Floats) -> Floats:
+        begun = np.full(len(since), since[0])
+        for at in anew:
+            begun[since >= at] = at
+        found: Floats = (since - begun) * per_s
+        return found
+
+    return values
+
+
+def _gone(level: Callable[[Floats], Floats], *spans: tuple[float, float]) -> Callable[[Floats], Floats]:
+    def values(since: Floats) -> Floats:
+        found = level(since).astype(np.float64)
+        for begin, end in spans:
+            found[(since >= begin) & (since < end)] = np.nan
+        return found
+
+    return values
+
+
+def _answer(question: str, *series: tuple[str, Mapping[str, str], Level], scope: Mapping[str, str] = POOL) -> str:
+    store = SeriesStore()
+    for name, labels, level in series:
+        values = level(AT - BEGIN) if callable(level) else np.full_like(AT, level)
+        told = ~np.isnan(values)
+        store.append_matrix(
+            [LabelSet.of({METRIC_NAME: name, **labels})],
+            np.round(AT[told] * 1000).astype(np.int64),
+            values[np.newaxis, told],
+        )
+    asked = AskedAt(NOW, BEGIN, BEGIN, kept_since=AT[0])
+    known = builtin_knowledge().questions
+    return read_all([known[question]], scope, store_query(store, NOW), asked)[question].answer
+
+
+def _node(name: str, engine: str = "sglang") -> dict[str, str]:
+    return {"node": name, "pool": "chat", "engine": engine}
+
+
+@pytest.mark.parametrize(
+    ("status", "away", "answer"),
+    [(131.0, (-60.0, 60.0), "yes"), (143.0, (-60.0, 60.0), "no"), (0.0, (-60.0, 60.0), "no"), (131.0, None, "no")],
+    ids=["by itself", "told to", "done", "never"],
+)
+def test_process_of_another_engine_that_ended_by_itself_and_is_back(
+    status: float, away: tuple[float, float] | None, answer: str
+) -> None:
+    def runs(since: Floats) -> Floats:
+        is_away = np.zeros(len(since), dtype=bool) if away is None else (since >= away[0]) & (since < away[1])
+        return np.where(is_away, 0.0, 1.0)
+
+    told = [
+        ("llm:up", _node("a"), runs),
+        ("fleet_node_process_up", _node("a"), runs),
+        ("fleet_node_process_up", _node("b"), 1.0),
+        ("fleet_node_exit_status", _node("a"), lambda since: np.where(runs(since) < 1, status, np.nan)),
+    ]
+    assert _answer("ended_and_back", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("anew", "answer"),
+    [((-600.0, 120.0), "yes"), ((120.0,), "no"), ((-3000.0, 120.0), "no")],
+    ids=["twice in half an hour", "once", "an hour apart"],
+)
+def test_counters_that_begin_anew_twice_are_an_engine_that_ends_again(anew: Sequence[float], answer: str) -> None:
+    spans = [(at - 60, at) for at in anew]
+    told = [
+        ("llm:up", _node("a"), 1.0),
+        ("sglang:prompt_tokens_total", _node("a"), _gone(_counted(500.0, anew), *spans)),
+        ("sglang:prompt_tokens_total", _node("b"), _counted(500.0)),
+    ]
+    assert _answer("ends_again", *told) == answer
+
+
+def test_kubelet_that_restarts_a_container_of_ours_counts_and_one_of_strangers_does_not() -> None:
+    restarts = _then(3.0, 5.0, at=60.0)
+    ours = [("llm:up", _node("vllm-0", "vllm"), 1.0)]
+    own, strange = {"pod": "vllm-0", "container": "vllm"}, {"pod": "web-0", "container": "web"}
+    name = "kube_pod_container_status_restarts_total"
+    assert _answer("ends_again", *ours, (name, own, restarts)) == "yes"
+    assert _answer("ends_again", *ours, (name, strange, restarts)) == "no"
+    killed = ("kube_pod_container_status_last_terminated_reason", {**own, "reason": "OOMKilled"}, 1.0)
+    assert _answer("pod_out_of_memory", *ours, (name, own, restarts), killed) == "yes"
+    assert _answer("pod_out_of_memory", *ours, (name, own, 3.0), killed) != "yes"  # of weeks ago
+
+
+@pytest.mark.parametrize(
+    ("hits", "ttft", "answer"),
+    [(_then(0.7, 0.0), 0.4, "yes"), (_then(0.7, 0.0), _then(0.4, 0.9), "no"), (0.7, 0.4, "no")],
+    ids=["nobody feels it", "it is felt", "as ever"],
+)
+def test_hits_that_are_gone_and_nobody_feels_it_are_not_counted(hits: Level, ttft: Level, answer: str) -> None:
+    told = [
+        ("llm:up", _node("a"), 1.0),
+        ("llm:prefix_hit_ratio", _node("a"), hits),
+        ("llm:ttft_seconds:mean", _node("a"), ttft),
+        ("llm:first_tokens:rate", _node("a"), 2.0),
+        ("llm:prompt_tokens:rate", _node("a"), 4000.0),
+    ]
+    assert _answer("hits_unfelt", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("kv", "prompt", "tokens", "answer"),
+    [
+        (_then(0.2, 0.6), 900.0, 400.0, "yes"),
+        (_then(0.2, 0.6), _then(900.0, 2700.0), 400.0, "no"),
+        (_then(0.2, 0.6), 900.0, _then(400.0, 1200.0), "no"),
+        (0.2, 900.0, 400.0, "no"),
+    ],
+    ids=["held by nobody", "by longer prompts", "by longer answers", "as ever"],
+)
+def test_blocks_that_no_request_accounts_for_are_seen_before_the_cache_is_full(
+    kv: Level, prompt: Level, tokens: Level, answer: str
+) -> None:
+    told = [
+        ("llm:up", _node("a"), 1.0),
+        ("llm:kv_ratio", _node("a"), kv),
+        ("llm:running", _node("a"), 8.0),
+        ("llm:prompt_tokens:mean", _node("a"), prompt),
+        ("llm:prefix_hit_ratio", _node("a"), 0.5),
+        ("llm:generation_tokens:rate", _node("a"), tokens),
+        ("llm:requests:rate", _node("a"), 2.0),
+        ("llm:prompt_tokens:rate", _node("a"), 4000.0),
+    ]
+    assert _answer("kv_outgrows", *told) == answer
+
+
+@pytest.mark.parametrize("over_s", [10.0, 400.0], ids=["cut off", "an evening"])
+def test_traffic_that_is_cut_off_is_told_from_traffic_that_ends(over_s: float) -> None:
+    told = [
+        ("llm:up", _node("a"), 1.0),
+        ("llm:arrivals:rate", _node("a"), lambda since: 4.0 * np.clip(1 - (since + over_s / 2) / over_s, 0, 1)),
+        ("llm:prompt_tokens:rate", _node("a"), lambda since: np.where(since < 0, 4000.0, 0.0)),
+    ]
+    assert (_answer("arrivals_gone", *told) == "yes") == (over_s < 60)
+
+
+ENVOY = "envoy_http_downstream_rq_xx"
+
+
+INGRESS = "nginx_ingress_controller_requests"
+UPSTREAM = "envoy_cluster_upstream"
+
+
+@pytest.mark.parametrize(
+    ("question", "of", "rest"),
+    [
+        ("fails_at_gateway", (ENVOY, {"envoy_response_code_class": "5"}), (ENVOY, {"envoy_response_code_class": "2"})),
+        ("fails_at_gateway", (INGRESS, {"status": "503"}), (INGRESS, {"status": "200"})),
+        ("gateway_refuses", (f"{UPSTREAM}_rq_pending_overflow", {}), (f"{UPSTREAM}_rq_total", {})),
+        ("nodes_unreachable", (f"{UPSTREAM}_cx_connect_fail", {}), (f"{UPSTREAM}_cx_total", {})),
+        ("clients_hang_up", (INGRESS, {"status": "499"}), (INGRESS, {"status": "200"})),
+    ],
+)
+def test_gateways_of_others_are_asked(
+    question: str, of: tuple[str, dict[str, str]], rest: tuple[str, dict[str, str]]
+) -> None:
+    told = [(*of, lambda since: np.maximum(since, 0.0)), (*rest, _counted(4.0))]
+    assert _answer(question, ("llm:up", _node("a", "vllm"), 1.0), *told) == "yes"
+
+
+def test_a_gateway_that_cannot_reach_a_node_that_is_down_is_no_fault_of_the_way() -> None:
+    told = [(f"{UPSTREAM}_cx_connect_fail", {}, _counted(1.0)), (f"{UPSTREAM}_cx_total", {}, _counted(5.0))]
+    assert _answer("nodes_unreachable", ("llm:up", _node("a", "vllm"), _then(1.0, 0.0)), *told) != "yes"
+
+
+@pytest.mark.parametrize(
+    ("lost", "answer"), [(_then(0.0, 1.0), "yes"), (1.0, "no")], ids=["since it began", "as it always did"]
+)
+def test_token_from_which_prompts_differ_is_told_where_more_is_lost_behind_it(lost: Level, answer: str) -> None:
+    share = (lambda since: np.full_like(since, lost)) if isinstance(lost, float) else lost
+
+    def grown(per_s: float) -> Callable[[Floats], Floats]:
+        return lambda since: np.cumsum(share(since) * per_s * 5)
+
+    told = [
+        ("llm:up", _node("a"), 1.0),
+        ("gateway_prompts_looked_at_total", {}, _counted(2.0)),
+        ("gateway_prompts_differing_total", {"kind": "date"}, grown(2.0)),
+        ("gateway_prompts_first_difference_tokens_total", {"kind": "date"}, grown(2.0 * 48)),
+        ("gateway_prompts_prefix_lost_tokens_total", {"kind": "date"}, grown(2.0 * 900)),
+    ]
+    assert _answer("prefix_lost_at", *told) == answer
