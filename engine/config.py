@@ -49,6 +49,7 @@ class NodeConfig:
     dtype: str = "auto"
     quantization: Literal["int8", "int4", "w8a8"] | None = None
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    enforce_eager: bool = False
     num_threads: int | None = None
     max_model_len: int | None = None
     generation_config: Literal["auto", "vllm"] = "auto"
@@ -113,6 +114,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("int8", "int4", "w8a8"),
         help="round the matrices to so many bits at load, on a CPU, with w8a8 what they are multiplied with as well; "
         "default: as stored (a GGUF file's blocks stay so)",
+    )
+    model.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="on a GPU launch each operation by itself, in place of decoding steps that are captured as CUDA graphs",
     )
     model.add_argument("--max-model-len", metavar="TOKENS", type=int, help="longest sequence; default: the model's")
     model.add_argument(
@@ -387,6 +393,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         dtype=args.dtype,
         quantization=args.quantization,
         kv_cache_dtype=args.kv_cache_dtype,
+        enforce_eager=args.enforce_eager,
         num_threads=args.num_threads,
         max_model_len=args.max_model_len,
         generation_config=args.generation_config,

@@ -134,6 +134,7 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        enforce_eager=config.enforce_eager,
         num_threads=config.num_threads,
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,

@@ -195,6 +195,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         dtype=dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        enforce_eager=config.enforce_eager,
         num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
         num_host_blocks=limits.num_host_blocks,
         progress=progress,

@@ -50,6 +50,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 NON_FINITE_LOGITS = SequenceFailure(FailureKind.NON_FINITE_LOGITS, "non-finite logits")
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
 WARM_UP_TOKENS = 80
+# On a GPU each form of a kernel is compiled when it is first launched, for up to a second: the keys of so long a prompt
+# are split, and its last tokens are a chunk of few queries.
+GPU_WARM_UP_TOKENS, GPU_CHUNK_TOKENS = 600, 16
 MARKS_PER_LAYER = 128  # of compiled kernels: a chunk takes milliseconds, so this is few for a layer that takes long
 WARM_UP_SEQ_ID = "warm-up"  # those of requests hold a slash
 
@@ -105,12 +108,13 @@ class ModelRunner:
         grammars: GrammarCompiler | None = None,
         eos_token_ids: tuple[int, ...] | None = None,
         drafter: DrafterDir | None = None,
+        enforce_eager: bool = False,
     ) -> None:
         """Loads the model and takes the memory of the KV cache.
 
-        `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU
-        work. `eos_token_ids` None is what the model
-        says. `progress` is called with ("loading" or "warming_up", 0 to 1). Raises BadModelError, DeviceError.
+        `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU work. `eos_token_ids` None is
+        what the model says. `enforce_eager`: on a GPU no step is captured. `progress` is called with ("loading" or
+        "warming_up", 0 to 1). Raises BadModelError, DeviceError.
         """
         started = time.perf_counter()
         if num_blocks < 1 or block_size < 1:
@@ -155,6 +159,7 @@ class ModelRunner:
                     dtype=self._dtype,
                     device=self._device,
                     kv_cache_dtype=self._kv_cache_dtype,
+                    enforce_eager=enforce_eager,
                 )
         except (RuntimeError, MemoryError) as exc:
             if not _is_out_of_memory(exc):
@@ -166,7 +171,9 @@ class ModelRunner:
         self._max_len = min(self._config.max_position_embeddings, num_blocks * block_size)
         self._weights = OffloadedWeights(weights)
         features = None if self._drafter is None else self._drafter.features
-        self._decoder = Decoder(self._config, weights, num_positions=self._max_len, features=features)
+        self._decoder = Decoder(
+            self._config, weights, num_positions=self._max_len, features=features, enforce_eager=enforce_eager
+        )
         self._load_seconds = time.perf_counter() - started
         self._warmup_seconds: float | None = None
 
@@ -211,11 +218,20 @@ class ModelRunner:
         if self._decoder.is_batch_invariant is False:
             log.warning("runner.rows_depend_on_batch", remedy="tokens may differ in rare ties with what else runs")
         self._progress("warming_up", 0.5)
-        length = max(min(WARM_UP_TOKENS, self._max_len - 2), 1)
+        is_on_gpu = self._device.type == "cuda"
+        length = max(min(GPU_WARM_UP_TOKENS if is_on_gpu else WARM_UP_TOKENS, self._max_len - 2), 1)
         blocks = tuple(range(-(-min(length + 2, self._max_len) // self._block_size)))
         tokens = tuple(i % self._config.vocab_size for i in range(length))
-        new = NewSequence(WARM_UP_SEQ_ID, tokens, length, SamplingParams(max_tokens=2, top_p=0.9, num_logprobs=1))
-        plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, 0, length, blocks, samples=True),), new=(new,))
+        sampling = SamplingParams(max_tokens=2, top_p=0.9, presence_penalty=0.1, num_logprobs=1)
+        new: tuple[NewSequence, ...] = (NewSequence(WARM_UP_SEQ_ID, tokens, length, sampling),)
+        start = 0
+        if is_on_gpu and length > GPU_CHUNK_TOKENS:
+            start = length - GPU_CHUNK_TOKENS
+            self._expect_answer(
+                self.run_step(StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, 0, start, blocks, False),), new=new))
+            )
+            new = ()
+        plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, start, length - start, blocks, samples=True),), new=new)
         for position in range(length, min(length + 2, self._max_len)):
             self._expect_answer(self.run_step(plan))
             plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, position, 1, blocks, samples=True),))
@@ -405,7 +421,7 @@ class ModelRunner:
         """
         while scheduled:
             try:
-                batch = make_batch(scheduled, self._sequences, block_size=self._block_size, device=self._device)
+                batch = make_batch(scheduled, self._sequences, block_size=self._block_size)
                 if not any(self._sequences[s.seq_id].reads_prompt_states for s in scheduled):
                     return self._decoder.forward(batch, self._kv)
                 return self._forward_scored(scheduled, batch, of_prompts, failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,15 +26,28 @@ class Batch:
     # [num_samples], int64: rows whose logits are asked for, each sequence's last ones (more than one with a draft)
     sample_rows: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same with the first three and the last on the device: in one copy, which is not waited for."""
+        parts = (self.token_ids, self.positions, self.slots, self.sample_rows)
+        if device.type != "cuda" or self.token_ids.device.type == "cuda":
+            return self
+        # An even number of each: Triton compiles a kernel again for a pointer that is not aligned to 16 bytes.
+        starts = np.cumsum([0, *(len(part) + len(part) % 2 for part in parts)]).tolist()
+        whole = torch.zeros(starts[-1], dtype=torch.int64, pin_memory=True)
+        for part, start in zip(parts, starts, strict=False):
+            whole[start : start + len(part)] = part
+        flat = whole.to(device, non_blocking=True)
+        moved = [flat[start : start + len(part)] for part, start in zip(parts, starts, strict=False)]
+        return replace(self, token_ids=moved[0], positions=moved[1], slots=moved[2], sample_rows=moved[3])
+
 
 def make_batch(
     scheduled: Sequence[Scheduled],
     states: Mapping[int, SequenceState],
     *,
     block_size: int,
-    device: torch.device | str,
 ) -> Batch:
-    """The batch of a plan's sequences, which must have been checked (`why_not`)."""
+    """The batch of a plan's sequences, which must have been checked (`why_not`), on the CPU."""
     counts = np.array([s.num_tokens for s in scheduled], dtype=np.int32)
     firsts = np.array([s.start for s in scheduled], dtype=np.int64)
     starts = np.zeros(len(scheduled) + 1, dtype=np.int32)
@@ -51,30 +64,15 @@ def make_batch(
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
     sampled = [range(starts[i + 1] - 1 - len(s.draft), starts[i + 1]) for i, s in enumerate(scheduled) if s.samples]
     samples = np.array([row for rows in sampled for row in rows], dtype=np.int64)
-    moved = _moved((token_ids, positions, slots, samples), torch.device(device))
     return Batch(
-        token_ids=moved[0],
-        positions=moved[1],
-        slots=moved[2],
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(slots),
         block_tables=torch.from_numpy(tables),
         seq_lens=torch.from_numpy((firsts + counts).astype(np.int32)),
         query_starts=torch.from_numpy(starts),
-        sample_rows=moved[3],
+        sample_rows=torch.from_numpy(samples),
     )
-
-
-def _moved(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Each on the device: in one copy, which is not waited for."""
-    if device.type != "cuda":
-        return [torch.from_numpy(part).to(device) for part in parts]
-    # An even number of each: Triton compiles a kernel again for a pointer that is not aligned to 16 bytes.
-    sizes = [part.size + part.size % 2 for part in parts]
-    whole = np.zeros(sum(sizes), dtype=np.int64)
-    starts = np.cumsum([0, *sizes]).tolist()
-    for part, start in zip(parts, starts, strict=False):
-        whole[start : start + part.size] = part
-    flat = torch.from_numpy(whole).pin_memory().to(device, non_blocking=True)
-    return [flat[start : start + part.size] for part, start in zip(parts, starts, strict=False)]
 
 
 def why_not(

@@ -77,12 +77,14 @@ class Decoder:
         if self._recorded is not None and (said := self._recorded.said(batch, kv)) is not None:
             self.last_hidden = said.hidden
             return said.logits
+        batch = batch.to(self._stack.device)
         return self.logits(self.hidden(batch, kv), batch.sample_rows)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What `logits` of any row of the batch is made from. Writes the batch's keys and values into kv."""
         stack = self._stack
+        batch = batch.to(stack.device)
         return stack.layers(stack.embed(batch), batch, stack.plans(batch), kv)
 
     @torch.inference_mode()

@@ -146,6 +146,6 @@ class DraftModel:
         """The token after each row's last one."""
         if not rows:
             return []
-        batch = make_batch(rows, self._sequences, block_size=self._block_size, device=self._device)
+        batch = make_batch(rows, self._sequences, block_size=self._block_size)
         best = self._decoder.forward(batch, self._kv).argmax(-1).tolist()
         return [best[end - 1] for end in accumulate(1 + len(row.draft) for row in rows)]

@@ -41,7 +41,6 @@ def load_drafter(
             max_len=max_len,
             dtype=dtype,
             device=device,
-            enforce_eager=enforce_eager,
         )
     return DraftModel(
         drafter,

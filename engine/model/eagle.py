@@ -58,7 +58,6 @@ class Eagle:
         max_len: int,
         dtype: torch.dtype,
         device: torch.device,
-        enforce_eager: bool = False,
     ) -> None:
         """Raises BadModelError, and what torch raises where memory runs out."""
         config = replace(eagle.config, sliding_window=WINDOW, windowed_layers=frozenset((0,)))
@@ -73,9 +72,8 @@ class Eagle:
             norms_residual=eagle.norms_residual,
             num_positions=max_len,
         )
-        self._decoder = Decoder(
-            config, weights.decoder, num_positions=max_len, stack=self._stack, enforce_eager=enforce_eager
-        )
+        # Not captured on a GPU: its features are another tensor in each step.
+        self._decoder = Decoder(config, weights.decoder, num_positions=max_len, stack=self._stack, enforce_eager=True)
         self._kv_shape = (1, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self._kv = empty_kv(self._kv_shape, dtype, device)
         self.features: LayerFeatures | None = LayerFeatures(
@@ -160,7 +158,7 @@ class Eagle:
             self._has_room(one, len(proposals[one.seq_id]) + more - 1) for one in asked
         ):
             num_steps = more
-        batch = make_batch(rows, self._sequences, block_size=self._block_size, device=self._device)
+        batch = make_batch(rows, self._sequences, block_size=self._block_size).to(self._device)
         return self._chain.draft(batch, features, num_steps, self._kv)
 
     def _catch_up(self, wanted: Sequence[Wanted]) -> tuple[list[Wanted], list[Scheduled]]:
@@ -189,7 +187,7 @@ class Eagle:
             sequence.num_certain = end
             asked.append(one)
         if stored:
-            batch = make_batch(stored, self._sequences, block_size=self._block_size, device=self._device)
+            batch = make_batch(stored, self._sequences, block_size=self._block_size).to(self._device)
             self._stack.next_features = row_linear(self._features.at(batch.slots), self._fusion)
             self._stack.store(batch, self._kv)
         return asked, rows
@@ -201,7 +199,7 @@ class Eagle:
 
     def _say(self, rows: Sequence[Scheduled], features: Tensor | None) -> tuple[list[int], Tensor]:
         """The token after each row's last one, and that position's feature. Without features, the model's own."""
-        batch = make_batch(rows, self._sequences, block_size=self._block_size, device=self._device)
+        batch = make_batch(rows, self._sequences, block_size=self._block_size).to(self._device)
         if features is None:
             features = row_linear(self._features.at(batch.slots), self._fusion)
         self._stack.next_features = features

@@ -162,7 +162,5 @@ class _Model:
         """Of every position: [num_tokens, vocab]."""
         state = SequenceState(NewSequence(0, tokens, len(tokens), SamplingParams(max_tokens=1)))
         blocks = tuple(range(-(-len(tokens) // BLOCK_SIZE)))
-        batch = make_batch(
-            [Scheduled(0, 0, len(tokens), blocks, samples=True)], {0: state}, block_size=BLOCK_SIZE, device="cpu"
-        )
+        batch = make_batch([Scheduled(0, 0, len(tokens), blocks, samples=True)], {0: state}, block_size=BLOCK_SIZE)
         return self._decoder.logits(self._decoder.hidden(batch, self._kv), torch.arange(len(tokens)))

@@ -19,6 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
     quantization: Literal["int8", "int4", "w8a8"] | None = None  # what matrices are rounded to at load; None: as stored
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # of keys and values; auto: `dtype`
+    enforce_eager: bool = False  # on a GPU: no CUDA graphs
     num_threads: int | None = None  # None: one for each physical core, 1 for small models
     block_size: int = 16
     num_kv_blocks: int | None = None  # wins over `kv_cache_bytes`

@@ -1,4 +1,4 @@
-"""Attention's plan of a captured step: its tensors stay where they are, and each batch's tables are copied over them.
+"""Attention's plan of a captured step: its tensors stay where they are, and each batch's tables go over them.
 
 A CUDA graph has the addresses and the grids that it was captured with. So a plan has room for more items, merges and
 blocks than a batch has; what is left over does nothing.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import torch
+from torch import Tensor
 
 from kernels.gpu.attention_plan import ITEM, MERGE, WHOLE, GpuAttentionPlan, HostPlan, TileGroup
 from kernels.gpu.launch import power_of_two
@@ -45,29 +44,35 @@ def room_for(plan: HostPlan, sequences: int) -> PlanRoom | None:
 class FixedPlan:
     """`plan`, whose tensors hold the latest batch that it was filled with."""
 
-    def __init__(self, room: PlanRoom, num_tokens: int, sliding_window: int | None, device: torch.device) -> None:
-        """`num_tokens`: rows of q, those that pad it counted."""
-        self._shapes = (room.sequences, room.blocks), (room.items, len(ITEM)), (room.merges, len(MERGE))
-        self._sizes = [rows * columns for rows, columns in self._shapes]
-        self._numbers = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
-        tables, items, merges = (
-            part.view(shape) for part, shape in zip(self._numbers.split(self._sizes), self._shapes, strict=True)
-        )
+    def __init__(self, room: PlanRoom, num_tokens: int, sliding_window: int | None, numbers: Tensor) -> None:
+        """`numbers`: [num_numbers(room)], int32, on the device. `num_tokens`: rows of q, those that pad it counted."""
+        self._room = room
+        tables, items, merges = _parts(room, numbers)
         partials = room.items if room.merges else 0
         group = TileGroup(room.tile_rows, items, merges, partials, room.queries)
         self.plan = GpuAttentionPlan(tables, (group,), num_tokens, sliding_window)
 
-    def fill(self, plan: HostPlan) -> None:
-        """Puts a batch's tables there, which `room_for` says have room: one copy, which is not waited for."""
+    def fill(self, plan: HostPlan, numbers: Tensor) -> None:
+        """Writes a batch's tables, for which there is room: like the device's numbers, but on the host."""
         (group,) = plan.groups
-        numbers = np.zeros(sum(self._sizes), dtype=np.int32)
-        tables, items, merges = (
-            part.reshape(shape)
-            for part, shape in zip(np.split(numbers, np.cumsum(self._sizes)[:-1]), self._shapes, strict=True)
-        )
+        numbers.zero_()
+        tables, items, merges = (part.numpy() for part in _parts(self._room, numbers))
         tables[: plan.block_tables.shape[0], : plan.block_tables.shape[1]] = plan.block_tables
         items[: len(group.items)] = group.items
         items[len(group.items) :, ITEM.partial] = WHOLE  # no query, no key: nothing is written
         merges[: len(group.merges)] = group.merges
-        flat = torch.from_numpy(numbers)
-        self._numbers.copy_(flat.pin_memory() if self._numbers.is_cuda else flat, non_blocking=True)
+
+
+def num_numbers(room: PlanRoom) -> int:
+    """How many int32 a plan takes: a multiple of four, so that what lies behind is aligned to 16 bytes."""
+    return sum(rows * columns for rows, columns in _shapes(room))
+
+
+def _shapes(room: PlanRoom) -> tuple[tuple[int, int], ...]:
+    return (room.sequences, room.blocks), (room.items, len(ITEM)), (room.merges, len(MERGE))
+
+
+def _parts(room: PlanRoom, numbers: Tensor) -> list[Tensor]:
+    shapes = _shapes(room)
+    split = numbers.split([rows * columns for rows, columns in shapes])
+    return [part.view(shape) for part, shape in zip(split, shapes, strict=True)]

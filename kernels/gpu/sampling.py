@@ -190,7 +190,9 @@ def _table(rows: Sequence[SampleRow], vocab: int, device: torch.device) -> Tenso
         floats[i, _TEMPERATURE.value] = max(row.temperature, MIN_TEMPERATURE)
         floats[i, _LOG_MIN_P.value] = math.log(row.min_p) if row.min_p > 0 else -math.inf
         floats[i, _TOP_P.value] = row.top_p
-    return torch.from_numpy(whole).to(device)
+    table = torch.from_numpy(whole)
+    # From pinned memory the copy is queued behind the step that makes the logits; from other memory it waits for that.
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
 def _penalised(raw: Tensor, rows: Sequence[SampleRow]) -> Tensor:

@@ -144,6 +144,6 @@ def test_public_linear_on_a_gpu_multiplies_blocks(kind: str) -> None:
     weight = torch.randn(4096, 1024, device="cuda").bfloat16()
     matrix = pack_blocks(weight, weight.dtype, kind, device="cuda")
     assert sum(tensor.nbytes for tensor in matrix.tensors()) < weight.nbytes * 0.6
-    for rows in (1, 16, 100):
+    for rows in (1, 16, 64):
         x = torch.randn(rows, 1024, device="cuda").bfloat16()
         assert_is_product(matrix(x).cpu(), x.cpu(), quantised(weight.cpu(), kind), None)

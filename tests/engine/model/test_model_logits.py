@@ -114,7 +114,7 @@ class Paged:
             Scheduled(i, start, count, tuple(range(124 + i, 3, -4))[: -(-(start + count) // BLOCK_SIZE)], samples=True)
             for i, start, count in work
         ]
-        batch = make_batch(scheduled, states, block_size=BLOCK_SIZE, device="cpu")
+        batch = make_batch(scheduled, states, block_size=BLOCK_SIZE)
         return self.decoder.forward(batch, self.kv)
 
 
