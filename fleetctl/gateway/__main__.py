@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetctl.gateway.workers.launch import Launch
-from fleetctl.gateway.workers.supervisor import Supervisor, take_address
+from fleetctl.gateway.workers.supervisor import Supervisor
+from fleetctl.gateway.workers.taken_address import take_address
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.load import load_settings

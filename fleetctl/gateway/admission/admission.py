@@ -1,6 +1,7 @@
 """Who is let in: the tenant of a key, its limits, orders to shed, and a seat at a node. Knows no node and no prompt.
 
-The order of questions is by what an answer costs: key, model, cap, shed, limits, then the queue for a seat.
+The order of questions is by what an answer costs: key, model, cap, shed, limits, then the queue for a seat. They are in
+one file for that order's sake.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The client's side of one request: its id, body, hang-up, and the answer as far as it was sent."""
+"""The client's side of one request: its id, body, hang-up, and the answer as far as it was sent.
+
+A little longer than others: what may be sent next depends on all of it.
+"""
 
 from __future__ import annotations
 

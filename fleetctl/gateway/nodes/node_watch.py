@@ -3,6 +3,7 @@
 A long prompt keeps its request silent for minutes on a node that is well, so silence ends nothing by itself. A node
 from which nothing was heard for a while is asked `/health/ready`; only one that does not answer that either is silent:
 it gets no more requests, and loses what it was given. Knows no request and no client: see `place.py` and `proxy.py`.
+Longer than others: a wait, its node and the probe that both are judged by change each other's states.
 """
 
 from __future__ import annotations

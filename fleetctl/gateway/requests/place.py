@@ -1,4 +1,7 @@
-"""Find a node that takes a request: pick, try, and go on to the next one while nothing has been sent to the client."""
+"""Find a node that takes a request: pick, try, and go on to the next one while nothing has been sent to the client.
+
+Longer than others by its reasons for another try, which are told apart here and nowhere else.
+"""
 
 from __future__ import annotations
 

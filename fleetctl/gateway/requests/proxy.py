@@ -2,7 +2,7 @@
 
 Until the client has something another node may begin anew; after that one goes on where the stream stands, with what
 the node handed off or with what it told of its progress. A stream that can't go on ends with an error event: never a
-silent cut, never a wait without end.
+silent cut, never a wait without end. Longer than others: it is one path with its exits, read from top to bottom.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from fleetctl.gateway.app import Gateway, Orders, serve_until_stopped, tune_collector
+from fleetctl.gateway.app import Gateway
+from fleetctl.gateway.life import Orders, serve_until_stopped, tune_collector
 from fleetctl.gateway.siblings.joined_views import WorkersNow
 from fleetctl.gateway.siblings.siblings import Siblings
 from fleetctl.gateway.workers.launch import ABORT, DRAIN, FAILED, RETIRE, SERVING, Launch, SupervisorState

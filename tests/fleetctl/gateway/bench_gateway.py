@@ -28,8 +28,8 @@ from pathlib import Path
 import httptools
 import uvloop
 
-from fleetctl.gateway.app import run_gateway
 from fleetctl.gateway.compiled import CHOICE, is_current
+from fleetctl.gateway.life import run_gateway
 from fleetctl.gateway.nodes.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.gateway import GatewaySettings

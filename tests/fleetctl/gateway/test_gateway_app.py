@@ -20,8 +20,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.app import Gateway, run_gateway, serve_until_stopped
+from fleetctl.gateway.app import Gateway
 from fleetctl.gateway.http.listener import bind_listener
+from fleetctl.gateway.life import run_gateway, serve_until_stopped
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import (

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from fleetctl.gateway.app import run_gateway
+from fleetctl.gateway.life import run_gateway
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.settings.gateway import GatewaySettings
 port, controller, run_dir = sys.argv[1:]
