@@ -1,6 +1,7 @@
 """Types of the controller's HTTP API: the one vocabulary of controller, CLI, cockpit, gateway and scripts.
 
-Times are Unix seconds, ratios 0 to 1. None means "not known", never zero.
+Times are Unix seconds, ratios 0 to 1. None means "not known", never zero. One file, however long: a vocabulary is
+looked up in one place, and its types are made of each other.
 """
 
 from __future__ import annotations

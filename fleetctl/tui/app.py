@@ -29,6 +29,7 @@ from textual.worker import Worker
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.tui.alert_view import alert_place
 from fleetctl.tui.bookmarks import Bookmark, Bookmarks
+from fleetctl.tui.cockpit_client import CockpitClient
 from fleetctl.tui.completing import Names, completions
 from fleetctl.tui.deeds import Deeds, target_of
 from fleetctl.tui.feed import Feed
@@ -48,7 +49,6 @@ from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import Place, Trail, Visit
 from fleetctl.tui.prompt_line import PromptLine
-from fleetctl.tui.reader import CockpitClient
 from fleetctl.tui.rich_text import line
 from fleetctl.tui.runbook_pane import RunbookPane
 from fleetctl.tui.section_panes import AutoscalerPane, NowPane, RolloutPane, TrafficPane

@@ -12,12 +12,12 @@ import structlog
 from textual.app import App
 
 from fleetctl.kit.errors import FleetctlError
+from fleetctl.tui.cockpit_client import CockpitClient
 from fleetctl.tui.command_screen import CommandScreen
 from fleetctl.tui.confirm import Confirm, Told
 from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.next_step import with_next_step
 from fleetctl.tui.order import Act, Start, is_dangerous
-from fleetctl.tui.reader import CockpitClient
 from fleetctl.tui.shell import SILENCED_FOR, Command, Shell
 from fleetctl.wire import (
     ActionRequest,

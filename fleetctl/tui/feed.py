@@ -14,7 +14,8 @@ import structlog
 
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.told_node import KnownNodes
-from fleetctl.tui.reader import CockpitClient, SnapshotReader
+from fleetctl.tui.cockpit_client import CockpitClient
+from fleetctl.tui.reader import SnapshotReader
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted
 from fleetctl.wire import TimelineEntry
 

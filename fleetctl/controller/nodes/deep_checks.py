@@ -17,7 +17,8 @@ from fleetctl.controller.database import StorageLostError, get_meta, put_meta
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.foreign_check import ASLEEP, CORE_STUCK, Finding, ForeignCheck
 from fleetctl.controller.nodes.known_answers import AnswerKey, KnownAnswers
-from fleetctl.controller.nodes.node_client import GoldenReport, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_answers import GoldenReport, NoAnswerError, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import RouteIntent
 from fleetctl.controller.records import Records
 from fleetctl.engines.answer_vote import Verdict

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import structlog
 
 from fleetctl.controller.nodes.gateways import Gateways
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_answers import NoAnswerError, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.receipts.drain_lines import (
     GatewayFate,
     NodeRequest,

@@ -1,7 +1,8 @@
 """What runbook steps do to the fleet. Each effect may be called again after a crash and finds its work done.
 
 The order inside an effect is always: store what is wanted, then act, then look. A crash between any two of these leaves
-a state from which the same call goes on.
+a state from which the same call goes on. One class, longer than others: it is the whole of what a runbook may do, and
+what a drain, a stop and a restart wait for is the same.
 """
 
 from __future__ import annotations
@@ -22,14 +23,8 @@ from fleetctl.controller.nodes.evidence import Evidence
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.gauge_drain import GaugeDrain
-from fleetctl.controller.nodes.node_client import (
-    ADMIN_TIMEOUT_S,
-    NoAnswerError,
-    NodeClient,
-    NodeDrain,
-    NotAllowedError,
-    SilentPeerError,
-)
+from fleetctl.controller.nodes.node_answers import NoAnswerError, NodeDrain, NotAllowedError, SilentPeerError
+from fleetctl.controller.nodes.node_client import ADMIN_TIMEOUT_S, NodeClient
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, get_node, list_nodes, want_node
 from fleetctl.controller.nodes.outreach import Outreach
 from fleetctl.controller.nodes.pool_row import begin_scaling, end_scaling, set_owner

@@ -16,7 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from fleetctl.controller.database import Database, get_meta, put_meta
-from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_answers import BadStatusError, NoAnswerError, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.engines.engine_call import ENGINE_CALLS, EngineAct, EngineCall
 from fleetctl.engines.table import engine_kind

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from fleetctl.controller.database import StorageLostError
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NodeDrain, NodeHealth, NotAllowedError
+from fleetctl.controller.nodes.node_answers import NoAnswerError, NodeDrain, NodeHealth, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import (
     NodeRow,
     Role,

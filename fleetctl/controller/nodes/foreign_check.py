@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from fleetctl.controller.nodes.fleet import NodeState
-from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError, NodeClient, UnansweredError
+from fleetctl.controller.nodes.node_answers import BadStatusError, NoAnswerError, UnansweredError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.engines.greedy_answer import Answer
 from fleetctl.engines.known_prompt import BadAnswerError, answer_of, latest_of_sglang, questions
 from fleetctl.engines.table import engine_kind

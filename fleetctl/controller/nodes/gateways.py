@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from fleetctl.controller.nodes.node_client import GatewayReport, NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_answers import GatewayReport, NoAnswerError, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.kit.restart_backoff import RestartBackoff

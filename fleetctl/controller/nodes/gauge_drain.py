@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetctl.controller.nodes.gateways import Gateways
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient
+from fleetctl.controller.nodes.node_answers import NoAnswerError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import NodeRow, RouteIntent, get_node
 from fleetctl.controller.nodes.routing import GatewayWatch, Routing
 from fleetctl.controller.records import Records

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 
 from fleetctl.controller.database import GroupCommit, put_meta
 from fleetctl.controller.nodes.gateways import address_of
-from fleetctl.controller.nodes.node_client import NoAnswerError, NodeClient, NotAllowedError
+from fleetctl.controller.nodes.node_answers import NoAnswerError, NotAllowedError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.controller.nodes.node_row import change_node, list_published, routing_version
 from fleetctl.controller.nodes.rule_row import list_rules
 from fleetctl.controller.records import Records

@@ -1,7 +1,8 @@
 """Tells people of incidents: what is to be said is stored, then sent, then its end is stored.
 
 Killed at any point, the next controller finds what was not sent and sends it. One that was sent and not noted is sent
-again under the same key, which all but webhooks of chats know as a repeat.
+again under the same key, which all but webhooks of chats know as a repeat. Longer than others: both loops work on the
+rows that they store for each other, and what is said and to whom is elsewhere (`plan.py`, `notice.py`).
 """
 
 from __future__ import annotations

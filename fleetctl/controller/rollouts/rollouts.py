@@ -2,6 +2,7 @@
 
 A transition, what it wants of the pool, its traffic rules, its entry on the timeline and its row in the audit are one
 transaction: a controller that is killed has done all of it or nothing, and the next one goes on from what is stored.
+A little longer than others for that transaction, which orders and the loop share.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fleetctl.controller.nodes.fleet_series import FleetSeries
 from fleetctl.controller.nodes.foreign_check import Finding
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.known_answers import KnownAnswers
-from fleetctl.controller.nodes.node_client import GoldenReport, NoAnswerError
+from fleetctl.controller.nodes.node_answers import GoldenReport, NoAnswerError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.engines.greedy_answer import Answer
 from fleetctl.wire import NodePhase

@@ -9,7 +9,7 @@ import pytest
 
 from fleetctl.controller.controller import open_controller
 from fleetctl.controller.nodes.fleet import judge_phase
-from fleetctl.controller.nodes.node_client import NodeDrain, NodeHealth
+from fleetctl.controller.nodes.node_answers import NodeDrain, NodeHealth
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.provider import ObservedInstance

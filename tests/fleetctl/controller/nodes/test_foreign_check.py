@@ -20,7 +20,8 @@ from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes import foreign_check
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.foreign_check import ForeignCheck
-from fleetctl.controller.nodes.node_client import BadStatusError, NoAnswerError, NodeClient
+from fleetctl.controller.nodes.node_answers import BadStatusError, NoAnswerError
+from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.engines.known_prompt import ANSWER_TOKENS, PROMPT
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.reserved_port import reserve_port

@@ -13,7 +13,7 @@ import pytest
 from alerts.promql import evaluate
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.gateways import judge_gateway
-from fleetctl.controller.nodes.node_client import GatewayReport
+from fleetctl.controller.nodes.node_answers import GatewayReport
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.restart_backoff import LONGEST_S, STAYED_UP_S, RestartBackoff
 from fleetctl.providers.process import ProcessTable
