@@ -24,7 +24,7 @@ OPTIONS_WITH_VALUE = frozenset({"--config", "--state-dir", "--controller", "--lo
 
 
 def _of_setting(flag: str, help: str, default: str) -> Any:
-    """A flag before the verb: as `setting_option`, without reading the settings' tree, which takes a quarter of a
+    """A flag before the verb: as those of `up`, without reading the settings' tree, which takes a quarter of a
     second (tests/fleetctl/cli/test_command_table.py holds the words to it)."""
     return typer.Option(flag, help=help, show_default=default)
 

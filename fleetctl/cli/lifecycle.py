@@ -8,12 +8,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import annotated_types
 import typer
 
 from fleetctl.cli.context import current
 from fleetctl.cli.kinds import VIEWS, Kind
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_rows, stderr, stdout
-from fleetctl.cli.setting_option import setting_option
+from fleetctl.settings.document import default_text, field_of
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 
@@ -24,13 +25,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a terminal is closed
 
-Nodes = Annotated[int | None, setting_option("fleet.nodes", "--nodes")]
-ModelDir = Annotated[Path | None, setting_option("fleet.model_dir", "--model-dir")]
-ModelName = Annotated[str | None, setting_option("fleet.model", "--model")]
-ControllerPort = Annotated[int | None, setting_option("controller.port", "--controller-port")]
-GatewayPort = Annotated[int | None, setting_option("gateway.port", "--gateway-port")]
-Policy = Annotated[str | None, setting_option("controller.policy", "--policy")]
-EnableFaults = Annotated[bool | None, setting_option("fleet.enable_faults", "--enable-faults")]
+
+def _setting_option(key: str, *flags: str) -> Any:
+    """What typer takes for a flag that sets the dotted key: help, bounds and default are the setting's own. The flag's
+    value is None when it is not given."""
+    field = field_of(key)
+    low: Any = next((one.ge for one in field.metadata if isinstance(one, annotated_types.Ge)), None)
+    high: Any = next((one.le for one in field.metadata if isinstance(one, annotated_types.Le)), None)
+    return typer.Option(*flags, help=field.description, show_default=default_text(field), min=low, max=high)
+
+
+Nodes = Annotated[int | None, _setting_option("fleet.nodes", "--nodes")]
+ModelDir = Annotated[Path | None, _setting_option("fleet.model_dir", "--model-dir")]
+ModelName = Annotated[str | None, _setting_option("fleet.model", "--model")]
+ControllerPort = Annotated[int | None, _setting_option("controller.port", "--controller-port")]
+GatewayPort = Annotated[int | None, _setting_option("gateway.port", "--gateway-port")]
+Policy = Annotated[str | None, _setting_option("controller.policy", "--policy")]
+EnableFaults = Annotated[bool | None, _setting_option("fleet.enable_faults", "--enable-faults")]
 
 
 def register(app: typer.Typer) -> None:
