@@ -82,7 +82,7 @@ def register(app: typer.Typer) -> None:
                 output,
             )
             return
-        print_rows(view.nodes, VIEWS[Kind.nodes].columns, output, empty=VIEWS[Kind.nodes].empty)
+        print_rows(view.nodes, VIEWS[Kind.nodes].columns, output, empty="no nodes are started here (fleet.nodes)")
         if not view.started:
             stdout().print("already up")
         stdout().print(f"controller {view.controller_url}\ngateway    {view.gateway_url}/v1")

@@ -81,7 +81,7 @@ def _impact(one: Incident, snapshot: Snapshot) -> Row | None:
     focus = snapshot.focus
     if focus is None or focus.id != one.id or not focus.impact:
         return None
-    return Cell(""), Cell(""), Cell(""), Cell(focus.impact, Tone.WARN), Cell("")
+    return Cell(""), Cell(""), Cell(""), Cell(f"impact: {focus.impact}", Tone.WARN), Cell("")
 
 
 def sev_left(incident: Incident, now: float) -> Cell:

@@ -75,6 +75,7 @@ class _Judged:
     judgement: Judgement
     check: str
     at: float
+    acts: bool  # it scales the pool itself
 
 
 class Autoscaling:
@@ -148,11 +149,13 @@ class Autoscaling:
         return [self._view(pool) for pool in await self._pools()]
 
     def words_of(self, pool: str) -> str:
-        """What it would do to the pool, and why; empty when it would leave the size as it is."""
+        """What it does to the pool, or what somebody else would have to do, and why; empty when it would leave the size
+        as it is."""
         judged = self._judged.get(pool)
         if judged is None or judged.judgement.direction is Direction.HOLD:
             return ""
-        return f"{judged.judgement.size} nodes: {judged.judgement.why}"
+        size, why = judged.judgement.size, judged.judgement.why
+        return f"scales to {size} nodes: {why}" if judged.acts else f"only advises {size} nodes: {why}"
 
     async def configure(self, name: str, request: AutoscalerRequest) -> AutoscalerPool:
         """Set a pool's bounds and mode; what the request leaves out stays. Raises BadInputError."""
@@ -192,10 +195,11 @@ class Autoscaling:
                     judgement, direction=Direction.HOLD, size=load.wanted, why=f"{judgement.why}; {check}"
                 )
         self._memories[pool.name] = judgement.memory
-        self._judged[pool.name] = _Judged(load, bounds, judgement, check, now)
+        acts = policy.mode == "act" and pool.owner == AUTOSCALER
+        self._judged[pool.name] = _Judged(load, bounds, judgement, check, now, acts)
         if judgement.direction is Direction.HOLD:
             self._told.pop(pool.name, None)
-        elif policy.mode == "act" and pool.owner == AUTOSCALER:
+        elif acts:
             await self._scale(pool, policy, judgement, check, now)
         else:
             await self._advise(pool, judgement, check)
@@ -206,7 +210,10 @@ class Autoscaling:
         if self._told.get(pool.name) == advice:
             return
         self._told[pool.name] = advice
-        words = f"pool {pool.name}: would scale from {pool.wanted} to {judgement.size}: {_with(judgement.why, check)}"
+        words = (
+            f"pool {pool.name}: would scale from {pool.wanted} to {judgement.size}: {_with(judgement.why, check)};"
+            f" it only advises: fleetctl scale {pool.name} --to {judgement.size}"
+        )
         await self._records.timeline.append(
             "autoscaler.advised", words, data={"pool": pool.name, "from": pool.wanted, "to": judgement.size}
         )

@@ -463,7 +463,7 @@ class Notifications:
 
     def _entry(self, row: Notification) -> dict[str, Any]:
         words = {
-            _S.DELIVERED: f"{row.receiver} was told: {row.notice.news[-1] if row.notice.news else row.notice.subject}",
+            _S.DELIVERED: _delivered_words(row),
             _S.FAILED: f"{row.receiver} could not be told: {row.why}",
             _S.MERGED: f"{row.receiver} is told by {row.merged_into}: {row.why}",
             _S.DROPPED: f"{row.receiver} is not told: {row.why}",
@@ -511,3 +511,17 @@ class Notifications:
         return row.incident_id is None and any(
             one.thread == row.thread and one.id != row.id for one in self._rows.values()
         )
+
+
+def _delivered_words(row: Notification) -> str:
+    """What was told, as the timeline of all incidents has it."""
+    if row.kind is NoticeKind.TEST:
+        return f"{row.receiver} took a test"
+    news = row.notice.news
+    # Why somebody is called stands first, what is newest last.
+    said = (news[0] if row.kind is NoticeKind.ESCALATED else news[-1]) if news else row.notice.subject
+    return (
+        f"{row.receiver} was told of {row.incident_id}: {said}"
+        if row.incident_id
+        else f"{row.receiver} was told: {said}"
+    )

@@ -404,7 +404,7 @@ def test_now_tells_under_the_gravest_incident_what_users_felt() -> None:
     one = make_incident(impact="3 of 812 requests lost, p99 TTFT up to 7.2 s")
     section = now_sections(Snapshot(status=make_status(), incidents=(one,), focus=one, known_at=NOW), NOW)[0]
 
-    assert section.rows[1][3] == Cell("3 of 812 requests lost, p99 TTFT up to 7.2 s", Tone.WARN)
+    assert section.rows[1][3] == Cell("impact: 3 of 812 requests lost, p99 TTFT up to 7.2 s", Tone.WARN)
 
 
 def test_an_incident_begins_with_what_users_felt() -> None:

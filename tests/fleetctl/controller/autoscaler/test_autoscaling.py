@@ -53,7 +53,11 @@ async def test_full_pool_is_advised_until_it_is_handed_over_and_then_scaled_by_a
         assert (view.kv_ratio, view.seat_ratio, view.direction, view.size) == (0.9, 0.75, "out", 2)
         await judged(controller)
         advised = await told(controller, "autoscaler.advised")
-        assert advised == ["pool default: would scale from 1 to 2: KV 90% for 0 s, the limit is 70% for 0 s"]
+        assert advised == [
+            "pool default: would scale from 1 to 2: KV 90% for 0 s, the limit is 70% for 0 s;"
+            " it only advises: fleetctl scale default --to 2"
+        ]
+        assert controller.autoscaling.words_of("default").startswith("only advises 2 nodes: KV 90%")
 
         view = await controller.autoscaling.configure("default", AutoscalerRequest(mode="act", max=3, by="ann"))
         assert not view.acts

@@ -331,6 +331,24 @@ async def test_a_test_is_marked_sent_once_and_has_its_end(tmp_path: Path, http: 
         assert await states(controller) == ["delivered", "failed", "failed"]
 
 
+async def test_the_timeline_says_of_which_incident_somebody_was_told_and_why_the_next_one_was_called(
+    tmp_path: Path, http: HttpReceiver
+) -> None:
+    clock, lead = DrivenClock(), {"name": "lead", "kind": "webhook", "url": f"{http.url}/lead"}
+    routes = [{"receivers": ["hook"], "escalation": {"after_s": 60, "to": ["lead"]}}]
+    async with controller_with(tmp_path, clock, webhook(http), lead, routes=routes) as controller:
+        await controller.notifications.test("hook", "ann")
+        incident = await tell(controller, make_incident(at=clock.now()))
+        clock.move(61)
+        await turn(controller)
+        told = [one.text for one in await controller.timeline.read_newest() if one.kind == "notification.delivered"]
+    assert told == [
+        "hook took a test",
+        f"hook was told of {incident.id}: opened",
+        f"lead was told of {incident.id}: nobody has acknowledged it for 1 min; told: hook",
+    ]
+
+
 async def test_neither_log_nor_timeline_nor_list_has_a_secret_or_a_secret_url(
     tmp_path: Path, http: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
