@@ -36,7 +36,7 @@ class Expectation:
     alone: bool = False  # never beside another: it is named where nothing else explains what is seen
     state: bool = False  # what others lead to: beside one of them it is named second
     tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
-    hurts: tuple[str, ...] = ()  # where the first and all others that are known are no, it passes by itself
+    hurts: tuple[str, ...] = ()  # where the first that is told and all others known are no, it passes by itself
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start
 
     @property

@@ -20,7 +20,7 @@ from diagnostics.evidence.changes import CHANGES_QUERY, STARTS_QUERY, recent_cha
 from diagnostics.evidence.onset import LOOK_BACK_S, Onset, alert_onset, find_onset
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.question_file import builtin_questions
-from diagnostics.evidence.reading import Readings, read_all
+from diagnostics.evidence.reading import Readings, can_be_told, read_all
 from diagnostics.evidence.score import Fit, Ranking, rank_causes, telling_question
 from diagnostics.evidence.seen_changes import seen_changes
 from diagnostics.expectation import Expectation, Place
@@ -298,15 +298,17 @@ def _named(
 
 def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, knowledge: Knowledge) -> str | None:
     """The next best word: of a sure verdict what is likely beside it; else what one would look at next."""
-    if probability < CONFIRMED_FROM:
-        own = knowledge.expectations[causes[0]].tell_apart
-        near = {name for name, one in knowledge.expectations.items() if name in own or causes[0] in one.tell_apart}
-        if (found := ranking.next_to(causes, near)) is not None:
-            return found
+    own = knowledge.expectations[causes[0]].tell_apart
+    near = {name for name, one in knowledge.expectations.items() if name in own or causes[0] in one.tell_apart}
+    if probability < CONFIRMED_FROM and (found := ranking.next_to(causes, near)) is not None:
+        return found
     runner = next((one.causes[0] for one in ranking.fits if one.causes and not set(one.causes) & set(causes)), None)
     # Beside a cause, another one that is at work only together with it is the next best word.
     runner = runner or next((name for one in ranking.fits for name in one.causes if name not in causes), None)
-    return runner if runner is not None and ranking.probability_of(runner) >= RUNNER_UP_FROM else None
+    if runner is not None and ranking.probability_of(runner) >= RUNNER_UP_FROM:
+        return runner
+    # None is likely: the neighbour that nothing which is told rules out.
+    return ranking.untold_of(near - set(causes))
 
 
 def asked_at(onset: Onset, store: SeriesStore, now: float) -> AskedAt:
@@ -325,7 +327,8 @@ def _passes_unhurt(found: Diagnosis, knowledge: Knowledge, readings: Readings) -
     expects = knowledge.expectations.get(found.cause or "")
     if expects is None or not expects.hurts or found.also is not None:
         return None
-    hurts = [readings[name].answer for name in expects.hurts if name in readings]
+    # Of an engine that has no time to the first token, or a node that nobody asks, the next that is told decides.
+    hurts = [readings[name].answer for name in expects.hurts if name in readings and can_be_told(readings[name])]
     return None if "yes" in hurts or hurts[:1] != ["no"] else expects
 
 

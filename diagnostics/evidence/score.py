@@ -67,6 +67,11 @@ class Ranking:
         left |= {name: score for name, score in self.untold.items() if name in near and name not in named}
         return max(left, key=lambda name: (left[name], name), default=None)
 
+    def untold_of(self, names: Set[str]) -> str | None:
+        """Of these the one that fits best, of those of which nothing that they must show can be told here."""
+        left = {name: score for name, score in self.untold.items() if name in names}
+        return max(left, key=lambda name: (left[name], name), default=None)
+
     @property
     def best(self) -> Fit:
         """The likeliest hypothesis, unless another cause is likelier by all in which it takes part: then the likeliest

@@ -432,6 +432,27 @@ def test_an_unknown_alert_has_no_tree() -> None:
     assert tree_for_alert(trees(), "SomethingElse") is None
 
 
+def test_verdict_of_a_process_that_ends_again_names_the_neighbour_that_its_engine_cannot_tell() -> None:
+    untold = "out_of_memory pod_out_of_memory memory_ran_full poison_found"
+    yes = "ends_again process_ended silent ended_unasked"
+    assert rank("node", yes, untold).fits[0].causes == ("crash_loop",)
+    assert rank("node", yes, untold).untold_of({"out_of_memory", "poison_request"}) in (
+        "out_of_memory",
+        "poison_request",
+    )
+
+
+def test_requests_that_come_once_more_after_a_restart_on_purpose_are_no_overload() -> None:
+    yes = "restarted_by_us back_lately load_fills arrivals_up queue_waits kv_full ttft_up preempts started_lately"
+    assert "overload" not in named("capacity", yes, kind="pool")
+
+
+def test_node_a_little_slower_is_no_reason_for_requests_that_take_many_times_as_long() -> None:
+    yes = "steps_slower fell_behind kv_full seats_taken queue_waits ttft_up e2e_up"
+    assert "straggler" in named("gray", "steps_slower fell_behind")
+    assert named("latency", f"{yes} e2e_far_up", kind="pool") == ("kv_pressure",)
+
+
 def test_cache_that_was_warm_before_it_began_is_not_cold() -> None:
     found = rank("cache", "shared_tokens_fell prefix_hit_fell started_lately warm_before", kind="pool")
     assert found.probability_of("cold_cache") == 0

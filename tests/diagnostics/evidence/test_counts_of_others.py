@@ -214,3 +214,25 @@ def test_token_from_which_prompts_differ_is_told_where_more_is_lost_behind_it(lo
         ("gateway_prompts_prefix_lost_tokens_total", {"kind": "date"}, grown(2.0 * 900)),
     ]
     assert _answer("prefix_lost_at", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("starts", "answer"),
+    [((-490, -310, -130), "yes"), ((60, 180, 280), "yes"), ((170, 220, 280), "no"), ((-490,), "no")],
+    ids=["before it", "begun with it", "behind it", "one of three"],
+)
+def test_a_restart_from_node_to_node_is_one_change_that_began_with_its_first_node(
+    starts: Sequence[float], answer: str
+) -> None:
+    told: list[tuple[str, Mapping[str, str], Level]] = []
+    for n in range(3):
+        at = starts[n] if n < len(starts) else -200_000.0
+        name = _node(f"node-{n}", "vllm")
+        told.append(("llm:up", name, 1.0))
+        told.append(("llm:prompt_tokens:rate", name, 4000.0))
+
+        def age(since: Floats, at: float = at) -> Floats:
+            return np.where(since >= at, since - at, since + 200_000.0)
+
+        told.append(("llm:deploy_age_seconds", name, age))
+    assert _answer("restarted_before", *told) == answer

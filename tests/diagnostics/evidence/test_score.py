@@ -163,3 +163,14 @@ def test_of_two_runners_up_that_fit_alike_the_one_that_the_verdict_is_told_apart
     assert ranking.next_to(["a"], frozenset()) == "b"
     assert ranking.next_to(["a"], frozenset({"c"})) == "c"
     assert ranking.next_to(["a", "b", "c"], frozenset()) is None
+
+
+def test_neighbour_of_which_nothing_can_be_told_is_next_and_one_that_was_looked_at_in_vain_is_not() -> None:
+    def ranked(why: str) -> Ranking:
+        readings = {name: Evidence(name, name, "yes") for name in ("queue", "arrivals", "ttft")}
+        readings["hit_fell"] = Evidence("hit_fell", "hit_fell", "unknown", why_unknown=why)
+        return rank_causes(CAUSES, QUESTIONS, readings, ["latency"], "pool")
+
+    assert ranked("no series has data").untold_of({"prefix"}) == "prefix"
+    assert ranked("between yes and no").untold_of({"prefix"}) is None
+    assert _best(ranked("no series has data")) == ("overload",)  # which is never named for it
