@@ -21,7 +21,7 @@ from engine.core.host_tuning import (
 from engine.core.runner import Runner
 from engine.core.scheduler_config import SchedulerConfig
 from engine.core.speculation_config import SpeculationConfig
-from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, weight_bytes
+from engine.model.directory import ModelDir, kv_bytes_per_token, open_model, size_kv, step_bytes, weight_bytes
 from engine.model.drafter_directory import DrafterDir, bytes_per_token, open_drafter
 from engine.model.drafter_directory import weight_bytes as drafter_weight_bytes
 from engine.protocol.clock import SystemMonotonicClock
@@ -246,6 +246,10 @@ def _num_blocks(
         return config.num_kv_blocks
     num_weight_bytes = _weight_bytes(config, model, device, dtype)
     num_weight_bytes += drafter_weight_bytes(drafter, dtype) if drafter else 0
+    if device.startswith("cuda"):
+        ahead = 1 if config.speculation == "off" else 1 + config.num_speculative_tokens
+        sizes = {"num_tokens": config.max_num_batched_tokens, "num_rows": config.max_num_seqs * ahead}
+        num_weight_bytes += step_bytes(model.config, dtype, **sizes)  # KV gets what is left
     budget_bytes = config.kv_cache_bytes
     if budget_bytes is None:
         if config.memory_utilization is not None:

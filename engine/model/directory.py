@@ -143,6 +143,20 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
     return count * dtype_bytes(dtype)
 
 
+def step_bytes(config: ModelConfig, dtype: str, *, num_tokens: int, num_rows: int) -> int:
+    """At most what a step takes on a GPU beside weights and KV, `num_rows` of its tokens being sampled.
+
+    Of a layer: what is added to, a norm's result, query, key and value, and gate and up with their product. Logits in
+    their own type, in float32, and once more where they are sampled; those of captured steps stay. Weights in blocks are
+    expanded for long prompts, one at a time.
+    """
+    heads = config.num_heads + 2 * config.num_kv_heads
+    of_token = 4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
+    logits = num_rows * config.vocab_size * (2 * dtype_bytes(dtype) + 4 + 4 + 4)
+    largest = 2 * config.intermediate_size * config.hidden_size
+    return (num_tokens * of_token + largest) * dtype_bytes(dtype) + logits
+
+
 def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
     """Hex digest of a file; `read` is told the bytes of each piece."""
     digest = hashlib.sha256()

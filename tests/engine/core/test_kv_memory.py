@@ -13,7 +13,8 @@ import torch
 from engine.config import BadConfigError, NodeConfig, add_serve_arguments, config_from_args
 from engine.core import runner_loader
 from engine.core.runner_loader import DeviceMemory, NoKvMemoryError, load_runner, share_for_kv
-from engine.model.directory import open_model, weight_bytes
+from engine.model.config import parse_config
+from engine.model.directory import open_model, step_bytes, weight_bytes
 from engine.model.kv_memory import empty_kv
 from engine.protocol.core_config import CoreConfig
 from tests.fixtures.engine import start_node, tiny_model_dir, wait_for
@@ -102,6 +103,16 @@ def test_a_share_of_all_memory_is_less_what_others_use_and_the_weights(
     too_little = msgspec.structs.replace(config, memory_utilization=0.1)
     with pytest.raises(NoKvMemoryError, match="--gpu-memory-utilization"):
         load_runner(too_little, lambda phase, done: None)
+
+
+def test_a_step_of_llama_8b_on_a_gpu_has_room_beside_weights_and_kv() -> None:
+    shape = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    tree = {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": 8, "vocab_size": 128_256, **shape}
+    config = parse_config(tree | {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192})
+    taken = step_bytes(config, "bfloat16", num_tokens=2048, num_rows=64)
+    gate_up = torch.empty(2048, 2 * 14_336, dtype=torch.bfloat16, device="meta")
+    assert taken > gate_up.nbytes + 64 * 128_256 * 8 + 2 * 14_336 * 4096 * 2, "each of them is there at once"
+    assert taken < 2**30
 
 
 @pytest.mark.e2e
