@@ -212,7 +212,7 @@ async def _tell(run: LoadRun, stop: asyncio.Event, output: Output, lasts_s: floa
         while True:
             report = run.report()
             table = Table.grid(padding=(0, 2, 0, 0))
-            for name, value in (("for", f"{seconds(report.duration_s)} of {lasts_s:.0f}s"), *_rows(report)[1:]):
+            for name, value in (("for", f"{report.duration_s:.0f}s of {lasts_s:.0f}s"), *_rows(report)[1:]):
                 table.add_row(name, value)
             if stop.is_set():
                 table.add_row("", "waiting for what is in flight; Ctrl-C again hangs up")
@@ -241,7 +241,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     }
     needed = {"sent", "in flight", "finished", "refused", "lost"}
     return [
-        ("for", seconds(report.duration_s)),
+        ("for", f"{report.duration_s:.0f}s"),
         *((name, str(count)) for name, count in counts.items() if count or name in needed),
         ("tokens/s", "-" if rates is None else f"{rates:.0f}"),
         ("TTFT 50/95/99", of(report.ttft_s)),

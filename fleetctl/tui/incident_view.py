@@ -229,6 +229,7 @@ def _diagnosis(diagnosis: Diagnosis | None, timeline: list[TimelineEntry]) -> St
     cause = diagnosis.cause or "no cause named"
     sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None and diagnosis.cause else ""
     told, silent = part_unanswered(diagnosis.evidence)
+    told.sort(key=lambda one: _WEIGHT[one.speaks])  # as asked, but what the verdict rests on comes first
     unread = (Cell(f"Not known: {counted(titles)}: {why}", Tone.DIM) for why, titles in silent.items())
     return StorySection(
         Cell(
@@ -237,6 +238,9 @@ def _diagnosis(diagnosis: Diagnosis | None, timeline: list[TimelineEntry]) -> St
         tuple(_evidence(found) for found in told),
         (*_signs(told), *unread, *_beside(diagnosis), *_ruled_out(diagnosis), *_replaced(timeline)),
     )
+
+
+_WEIGHT = {"for": 0, "against": 1, "": 2}
 
 
 def _signs(told: list[Evidence]) -> Iterator[Cell]:

@@ -39,6 +39,7 @@ from runbooks.run import Run, RunStatus
 log = structlog.get_logger()
 
 AUTOSCALER = PoolOwner.AUTOSCALER.value
+WORTH_TELLING_RATIO = 0.25  # of the size that was advised last
 AGAIN_S = 60.0  # between two checks of a scale-in, and after a refusal
 MAX_STARTS = 5  # the last of them say how long a start takes
 
@@ -205,9 +206,10 @@ class Autoscaling:
             await self._advise(pool, judgement, check)
 
     async def _advise(self, pool: wire.Pool, judgement: Judgement, check: str) -> None:
-        """Said once for each size that it would set."""
+        """Said once, and again where it comes to another direction or to a size that is a quarter off: a queue that goes
+        to and fro a little is no news."""
         advice = judgement.direction, judgement.size
-        if self._told.get(pool.name) == advice:
+        if not is_news(self._told.get(pool.name), advice):
             return
         self._told[pool.name] = advice
         words = (
@@ -380,3 +382,10 @@ def _total(values: Mapping[str, float], nodes: Collection[str]) -> float | None:
 
 def _with(why: str, check: str) -> str:
     return f"{why}; {check}" if check else why
+
+
+def is_news(before: tuple[Direction, int] | None, advice: tuple[Direction, int]) -> bool:
+    """Whether somebody who was told `before` has to be told this direction and size."""
+    if before is None or before[0] is not advice[0]:
+        return True
+    return abs(advice[1] - before[1]) >= max(1.0, before[1] * WORTH_TELLING_RATIO)

@@ -442,6 +442,9 @@ def test_the_headline_is_said_once_and_what_a_sign_beside_a_question_means_is_to
 
     assert "says" not in {row[0].text for row in view.head.rows}
     assert view.diagnosis.notes[0].text == "+ speaks for this cause, - against it"
+    assert view.diagnosis.rows[0][1].text == "+ Are its steps slower than those of its peers?", (
+        "before what says nothing"
+    )
 
 
 def test_a_verdict_that_was_replaced_is_told_with_when_and_why() -> None:

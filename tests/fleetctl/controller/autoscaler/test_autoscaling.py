@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.controller.autoscaler.autoscaling import is_news
+from fleetctl.controller.autoscaler.judgement import Direction
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
 from fleetctl.wire import AutoscalerPool, AutoscalerRequest, FreezeRequest
@@ -38,6 +40,18 @@ async def judged(controller: Controller) -> AutoscalerPool:
 
 async def told(controller: Controller, kind: str) -> list[str]:
     return [entry.text for entry in await controller.timeline.read(0) if entry.kind == kind]
+
+
+def test_an_advice_that_goes_to_and_fro_with_the_queue_is_told_a_few_times_only() -> None:
+    """The sizes that an overload of two and a half minutes brought, judged each five seconds."""
+    told: list[int] = []
+    before: tuple[Direction, int] | None = None
+    for size in (10, 8, 7, 8, 7, 8, 7, 6, 4, 3, 3):
+        if is_news(before, advice := (Direction.OUT, size)):
+            before = advice
+            told.append(size)
+    assert told == [10, 7, 4, 3]
+    assert is_news((Direction.OUT, 8), (Direction.IN, 8))
 
 
 async def test_full_pool_is_advised_until_it_is_handed_over_and_then_scaled_by_a_guarded_run(state_dir: Path) -> None:
