@@ -206,8 +206,8 @@ class Autoscaling:
             await self._advise(pool, judgement, check)
 
     async def _advise(self, pool: wire.Pool, judgement: Judgement, check: str) -> None:
-        """Said once, and again where it comes to another direction or to a size that is a quarter off: a queue that goes
-        to and fro a little is no news."""
+        """Said once, and again where it comes to another direction or to a size that is a quarter off: a queue that
+        goes to and fro a little is no news."""
         advice = judgement.direction, judgement.size
         if not is_news(self._told.get(pool.name), advice):
             return
