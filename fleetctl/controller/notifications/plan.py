@@ -317,8 +317,10 @@ class _Planner:
         names = dict.fromkeys(row.receiver for row in rows)
         reached = {row.receiver for row in rows if self._is_delivered(row)}
         told = [name for name in names if name in reached]
-        missed = [name for name in names if name not in reached]
+        asleep = {row.receiver for row in rows if row.state is _S.HELD and row.held_by is HeldBy.QUIET} - reached
+        missed = [name for name in names if name not in reached | asleep]
         words = [f"told: {', '.join(told) or 'nobody'}"]
+        words += [f"held back in quiet hours: {', '.join(sorted(asleep))}"] if asleep else []
         words += [f"not reached: {', '.join(missed)}"] if missed else []
         return "; ".join(words)
 

@@ -266,6 +266,15 @@ def test_the_next_of_the_chain_hears_whom_no_message_has_reached() -> None:
     assert told.notice.news[0] == "nobody has acknowledged it for 10 min; told: mail; not reached: chat"
 
 
+def test_whose_message_is_held_back_in_quiet_hours_was_not_out_of_reach() -> None:
+    routes = [{"receivers": ["chat", "ann"], "escalation": ESCALATION}]
+    asleep = slack("ann", quiet_hours=QUIET)
+    world = World(make_settings(slack(), asleep, slack("lead"), slack("boss"), routes=routes))
+    world.put(make_incident())
+    (told,) = [row for row in world.wait(660) if row.receiver == "lead"]
+    assert told.notice.news[0] == "nobody has acknowledged it for 10 min; told: chat; held back in quiet hours: ann"
+
+
 def test_a_proposal_gives_its_reason_where_it_is_not_the_cause_that_the_message_says_anyway() -> None:
     world = World(make_settings(slack()))
     incident = world.put(with_cause(make_incident(), "slow_node"))
