@@ -8,7 +8,7 @@ from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from fleetctl.tui.cell import STALE_AFTER_S, Cell, Tone, age, count, day_time, span
 from fleetctl.tui.node_view import PHASES
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Freeze, IncidentStatus, NodePhase, PoolState, TokenRole
+from fleetctl.wire import Freeze, IncidentStatus, NodePhase, PoolState, Status, TokenRole
 
 SLOW_S = 1.5  # an answer that takes longer is told: what is shown lags behind
 RECONNECTED_FOR_S = 10.0
@@ -37,8 +37,7 @@ def header(snapshot: Snapshot, now: float) -> HeaderView:
         Cell(f"policy {status.policy}"),
     )
     if status.gateways_down:
-        what = "gateway down" if status.gateways_total == 1 else f"{len(status.gateways_down)} gateways down"
-        facts = (Cell(f"▲ {what}", Tone.BAD), *facts)
+        facts = (Cell(f"▲ {_gateways_out(status)}", Tone.BAD), *facts)
     if status.gateways_impaired:
         facts = (*facts, Cell(count(len(status.gateways_impaired), "gateway") + " impaired", Tone.WARN))
     stuck = [pool for pool in snapshot.pools if pool.state is PoolState.BACKING_OFF]
@@ -117,3 +116,10 @@ def link_cell(snapshot: Snapshot, now: float) -> Cell:
     if snapshot.took_s > SLOW_S:
         return Cell(f"▲ controller slow: {span(snapshot.took_s)}", Tone.WARN)
     return Cell("● controller ok", Tone.GOOD)
+
+
+def _gateways_out(status: Status) -> str:
+    """Those that do not serve, by what they are: one that does not answer is not known to be down."""
+    phases = {one.partition(": ")[2].partition(",")[0] for one in status.gateways_down}
+    what = phases.pop().replace("_", " ") if len(phases) == 1 else "out"
+    return f"{'gateway' if status.gateways_total == 1 else count(len(status.gateways_down), 'gateway')} {what}"

@@ -180,6 +180,23 @@ def test_a_node_without_details_says_so_instead_of_guessing() -> None:
     assert lines[2].text.endswith("instance -")
 
 
+@pytest.mark.parametrize(
+    ("out", "total", "told"),
+    [
+        (["gateway: down, its process ended"], 1, "▲ gateway down"),
+        (["gateway: unreachable, timed out"], 1, "▲ gateway unreachable"),
+        (["gateway: not_ready, no routing table yet"], 1, "▲ gateway not ready"),
+        (["a: unreachable, timed out"], 3, "▲ 1 gateway unreachable"),
+        (["a: down", "b: unreachable, timed out"], 3, "▲ 2 gateways out"),
+    ],
+)
+def test_a_gateway_that_does_not_serve_is_told_as_what_it_is_and_not_as_down(
+    out: list[str], total: int, told: str
+) -> None:
+    status = make_status(gateways_down=out, gateways_total=total)
+    assert header(Snapshot(status=status), NOW).facts[0].text == told
+
+
 def test_a_pool_whose_starts_fail_is_in_the_header_and_beside_its_nodes() -> None:
     pool = Pool(
         name="default",
