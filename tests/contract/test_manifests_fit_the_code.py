@@ -20,7 +20,7 @@ from engine import drain_command, serve
 from engine.__main__ import _parser as node_parser
 from engine.api.openapi import OPERATIONS
 from fleetctl.cli.app import build
-from fleetctl.gateway.workers import supervisor
+from fleetctl.gateway.workers import supervisor, taken_address
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.document import setting_docs
@@ -204,7 +204,8 @@ def test_a_gateway_has_the_time_to_let_requests_finish() -> None:
     pod = pod_templates(kustomized("small"))["fleetctl-gateway"]["spec"]
     (hook,) = hooks(pod["containers"][0])
     assert (
-        pod["terminationGracePeriodSeconds"] >= float(hook[1]) + supervisor.END_LIMIT_S + supervisor.LEFTOVERS_LIMIT_S
+        pod["terminationGracePeriodSeconds"]
+        >= float(hook[1]) + supervisor.END_LIMIT_S + taken_address.LEFTOVERS_LIMIT_S
     )
 
 
