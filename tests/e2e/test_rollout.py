@@ -41,13 +41,16 @@ def read(running: Fleet, path: str) -> Any:
     return httpx.get(url, verify=NO_TLS, timeout=20, trust_env=False).raise_for_status().json()
 
 
-def order(running: Fleet, command: str) -> None:
+def ask(running: Fleet, command: str, *, dry_run: bool = False) -> httpx.Response:
     token = (running.state_dir / "controller.token").read_text().strip()
     url = f"http://127.0.0.1:{running.env['FLEETCTL_CONTROLLER__PORT']}/v1/actions"
     told = {"Authorization": f"Bearer {token}"}
-    httpx.post(
-        url, verify=NO_TLS, json={"command": command}, headers=told, timeout=20, trust_env=False
-    ).raise_for_status()
+    body = {"command": command, "dry_run": dry_run}
+    return httpx.post(url, verify=NO_TLS, json=body, headers=told, timeout=20, trust_env=False)
+
+
+def order(running: Fleet, command: str) -> None:
+    ask(running, command).raise_for_status()
 
 
 def end_of_rollout(running: Fleet, command: str) -> dict[str, Any]:
@@ -76,6 +79,20 @@ def rolled_back_by_hand(running: Fleet, command: str) -> dict[str, Any]:
     wait_until(has_answered, 100)
     order(running, "rollout rollback default")
     return end_of_newest(running)
+
+
+def test_a_setting_that_the_engine_does_not_have_is_refused_by_the_dry_run_and_nothing_is_stored(
+    running: Fleet,
+) -> None:
+    stored = read(running, "revisions")
+    for dry_run in (True, False):
+        answer = ask(running, "rollout start default --set max-num-seq=4", dry_run=dry_run)
+        problem = answer.json()
+        assert (answer.status_code, problem["exit_code"]) == (400, 2)
+        assert problem["error"] == "--set max-num-seq=4: a node has no setting max-num-seq"
+        assert problem["remedy"].startswith("did you mean max-num-seqs? fleetctl rollout start default --set ")
+    assert read(running, "rollouts") == []
+    assert read(running, "revisions") == stored
 
 
 def test_bad_revision_is_taken_back_and_good_one_promoted_under_traffic_and_no_answer_is_lost(running: Fleet) -> None:
