@@ -20,6 +20,7 @@ from engine.protocol.core_config import MAX_SPECULATIVE_TOKENS
 from engine.text.tool_formats import PARSERS, ToolFormatName
 from engine.trace_config import BadEndpointError, trace_endpoint
 from kernels.cpu import instructions
+from kernels.quantization import QUANTIZATIONS, Quantization
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 MIN_TOKEN_CHARS = 8
@@ -47,7 +48,7 @@ class NodeConfig:
     drain_timeout_s: float = 30.0
     runner: Literal["torch", "fake"] = "torch"
     dtype: str = "auto"
-    quantization: Literal["int8", "int4", "w8a8"] | None = None
+    quantization: Quantization | None = None
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     enforce_eager: bool = False
     num_threads: int | None = None
@@ -111,8 +112,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--quantization",
-        choices=("int8", "int4", "w8a8"),
-        help="round the matrices to so many bits at load, on a CPU, with w8a8 what they are multiplied with as well; "
+        choices=QUANTIZATIONS,
+        help="round the matrices to so many bits at load, on a CPU, with a8 what they are multiplied with as well; "
         "default: as stored (a GGUF file's blocks stay so)",
     )
     model.add_argument(

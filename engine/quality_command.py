@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from engine.config import BadConfigError
+from kernels.quantization import QUANTIZATIONS
 
 EXIT_GATE = 3  # it was compared, and is outside of a limit
 MAX_TOKENS = 4096
@@ -16,7 +17,7 @@ MAX_TOKENS = 4096
 def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `quality`."""
     parser.add_argument("model", metavar="DIR", help="directory or GGUF file that would be served")
-    parser.add_argument("--quantization", choices=("int8", "int4", "w8a8"), help="as it would be served with")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as it would be served with")
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=("auto", "int8", "fp8"), help="as it would be served with"
     )

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from kernels.quantization import Quantization
+
 GROUP = 32  # weights of a row with one scale
 INT8_MAX, INT4_MID = 127, 8
 SMALLEST = 2.0**-24  # that a float16 can say
@@ -33,7 +35,10 @@ GroupKind = Literal[
 # row, by a scale and a zero for each row, or as calibrated beforehand; or by a scale for each row but for its outliers,
 # which are multiplied as they are.
 ByteKind = Literal["w8a8", "w8a8 asymmetric", "w8a8 static", "w8a8 with outliers"]
-Kind = GroupKind | ByteKind
+# As int4, and multiplied with inputs of eight bits, a scale for each row but for its outliers (W4A8).
+RoundedKind = Literal["int4 with rounded inputs"]
+ROUNDED_INT4: RoundedKind = "int4 with rounded inputs"
+Kind = GroupKind | ByteKind | RoundedKind
 MAX_BYTE_WIDTH = 2**16  # sums of more such products may not fit in 32 bits
 SIXTEENS: tuple[GroupKind, ...] = ("int8 by sixteens", "int8 by sixteens with wide offsets")  # groups of 16 weights
 _WIDE_OFFSETS = ("int4 with wide offsets", "int8 with wide offsets", "int8 by sixteens with wide offsets")
@@ -98,7 +103,7 @@ class BlockWeight:
         codes = self.codes.view(torch.float8_e4m3fn) if self.kind == "fp8" else self.codes
         codes = codes.float().unflatten(1, (self.scales.shape[1], -1))
         offsets = None if self.offsets is None else self.offsets.float()[..., None]
-        if self.kind == "int4":
+        if self.kind in ("int4", ROUNDED_INT4):
             codes = codes - INT4_MID
         elif self.kind == "int4 with zeros":
             codes, offsets = codes - offsets, None
@@ -111,7 +116,7 @@ class BlockWeight:
         times = self.scales.shape[1] * GROUP // self.codes.shape[1]  # scales for each 32 columns
         scales = self.scales.float().repeat_interleave(2 // times, dim=1)
         codes, offsets = self.codes.to(torch.int8), torch.zeros_like(scales)
-        if self.kind == "int4":
+        if self.kind in ("int4", ROUNDED_INT4):
             codes = codes - INT4_MID
         elif self.offsets is not None:
             offsets = self.offsets.float().repeat_interleave(2 // times, dim=1)
@@ -152,7 +157,7 @@ def empty_blocks(rows: int, width: int, kind: Kind, *, has_order: bool = False) 
     return BlockWeight(kind, codes, scales, offsets, order=order)
 
 
-def quantised(weight: Tensor, kind: Literal["int8", "int4", "w8a8"]) -> BlockWeight:
+def quantised(weight: Tensor, kind: Quantization) -> BlockWeight:
     """The weight rounded to blocks.
 
     Shapes: weight: [rows, width], the width a multiple of 32.
@@ -173,7 +178,8 @@ def quantised(weight: Tensor, kind: Literal["int8", "int4", "w8a8"]) -> BlockWei
     codes = _rounded(blocks, first).clamp_(-INT4_MID, INT4_MID - 1)
     # Of these codes the scale with the smallest squared error.
     scales = (codes * blocks).sum(-1).div_(codes.square().sum(-1).clamp_(min=1.0)).half()
-    return BlockWeight(kind, codes.add_(INT4_MID).to(torch.uint8).flatten(1), scales)
+    kept = ROUNDED_INT4 if kind == "w4a8" else kind
+    return BlockWeight(kept, codes.add_(INT4_MID).to(torch.uint8).flatten(1), scales)
 
 
 def _rounded(blocks: Tensor, scales: Tensor) -> Tensor:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kernels.block_weight import GROUP, MAX_BYTE_WIDTH, BlockWeight, quantised
+from kernels.block_weight import GROUP, MAX_BYTE_WIDTH, ROUNDED_INT4, BlockWeight, quantised
 from kernels.cpu import amx, instructions
 from kernels.cpu.block_matrix import BlockMatrix
 from kernels.cpu.byte_matrix import ByteMatrix
 from kernels.cpu.byte_tiles import WIDTH_STEP, ByteTileMatrix
 from kernels.cpu.dtypes import has_kernels
+from kernels.cpu.nibble_matrix import NibbleMatrix
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.quad_matrix import QuadMatrix
 from kernels.cpu.tile_matrix import TileMatrix
 from kernels.cpu.vector_matrix import VectorMatrix
 from kernels.layer_ops import silu_mul
+from kernels.quantization import Quantization
 
 
 @runtime_checkable
@@ -62,7 +64,7 @@ def takes_blocks(device: torch.device | str, dtype: torch.dtype) -> bool:
 def pack_blocks(
     weight: Tensor | BlockWeight,
     dtype: torch.dtype,
-    kind: Literal["int8", "int4", "w8a8"] | None,
+    kind: Quantization | None,
     *,
     is_gated: bool = False,
     device: torch.device | str = "cpu",
@@ -80,6 +82,8 @@ def pack_blocks(
         from kernels.gpu.block_matrix import GpuBlockMatrix
 
         return GpuBlockMatrix(weight, dtype, device, is_gated=is_gated)
+    if weight.kind == ROUNDED_INT4:
+        return NibbleMatrix(weight, dtype, is_gated=is_gated)
     if not weight.is_byte_kind:
         return BlockMatrix(weight, dtype, is_gated=is_gated)
     has_tiles = weight.shape[1] % WIDTH_STEP == 0 and amx.has_byte_amx()

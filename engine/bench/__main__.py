@@ -27,6 +27,7 @@ from engine.bench.servers import ServerError
 from engine.bench.speculation import METHODS, ROUNDS, SHARES, SpeculationComparison
 from engine.bench.workload import make_workload
 from engine.core.host_tuning import limit_openmp_spin
+from kernels.quantization import QUANTIZATIONS
 
 DTYPES = ("bfloat16", "float32")
 CONCURRENCIES = (1, 8, 32)
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quantization",
         nargs="*",
         default=[],
-        choices=("int8", "int4", "w8a8"),
+        choices=QUANTIZATIONS,
         help="our node once more with each of these, and llama.cpp with Q8_0 and Q4_0 beside int8 and int4",
     )
     parser.add_argument("--num-threads", type=_count, metavar="N", help="of every engine; default: all CPUs")

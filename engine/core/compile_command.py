@@ -14,6 +14,7 @@ from typing import Literal
 import structlog
 
 from engine.parent_death import die_with_parent
+from kernels.quantization import Quantization
 
 log = structlog.get_logger()
 
@@ -32,15 +33,20 @@ def compile_kernels(args: argparse.Namespace) -> int:
         return 1
     for dtype in args.dtype:
         kinds = (args.quantization, args.kv_cache_dtype)
-        if not is_compiled(dtype, *kinds):
-            compile_ahead(dtype, *kinds, jobs=max(args.jobs, 1), report=partial(_say, dtype))
+        if not is_compiled(dtype, *kinds, has_experts=not args.dense):
+            jobs = max(args.jobs, 1)
+            compile_ahead(dtype, *kinds, has_experts=not args.dense, jobs=jobs, report=partial(_say, dtype))
     _say("all", f"compiled, {time.monotonic() - started:.1f} s")
     sys.stdout.write(f"{folder}\n")
     return 0
 
 
 def compile_beside(
-    dtype: str, quantization: Literal["int8", "int4", "w8a8"] | None, kv_cache_dtype: Literal["auto", "int8", "fp8"]
+    dtype: str,
+    quantization: Quantization | None,
+    kv_cache_dtype: Literal["auto", "int8", "fp8"],
+    *,
+    has_experts: bool,
 ) -> None:
     """Starts a process that compiles what this one will need, from the end, while this one begins at the beginning.
 
@@ -48,13 +54,13 @@ def compile_beside(
     """
     from kernels.compile_ahead import is_compiled
 
-    if len(os.sched_getaffinity(0)) < 2 or is_compiled(dtype, quantization, kv_cache_dtype):
+    if len(os.sched_getaffinity(0)) < 2 or is_compiled(dtype, quantization, kv_cache_dtype, has_experts=has_experts):
         return
     log.info("kernels.compiling", dtype=dtype, remedy="`fleetctl-node compile` does it before the first start")
     command = [sys.executable, "-m", "engine", "compile", "--with-parent", "--jobs", "1", "--dtype", dtype]
     if quantization is not None:
         command += ["--quantization", quantization]
-    command += ["--kv-cache-dtype", kv_cache_dtype]
+    command += ["--kv-cache-dtype", kv_cache_dtype, *([] if has_experts else ["--dense"])]
     try:
         nowhere = subprocess.DEVNULL
         helper = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)

@@ -58,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     configure_logging(level=config.log_level, process="core")
     die_with_parent()
+    gc.disable()  # until it is ready: torch and the compiler make a million objects that stay
     try:
         return _serve(config, frames, heartbeats)
     except OSError as error:
@@ -65,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
         log.warning("core.orphaned", reason=str(error))
         return EXIT_ORPHANED
     finally:
+        gc.enable()
         frames.close()
 
 
@@ -119,6 +121,8 @@ def _start(
     golden = loop.warm_up(golden_sequence(model.limits.vocab_size or 1, model.limits.max_tokens, clock.now()))
     progress("warming_up", 1.0)
     gc.collect()
+    gc.freeze()  # they are never looked through again
+    gc.enable()
     return_freed_memory()  # what loading, packing and compiling needed: as much as the weights, and more
     return loop, CoreReady(
         num_kv_blocks=model.limits.num_blocks,

@@ -169,8 +169,11 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
             f"--quantization {config.quantization}: on a CPU its kernels are for float32 and bfloat16; "
             "give --dtype bfloat16, or leave it out"
         )
-    if device != "cpu" and config.quantization == "w8a8":
-        raise ValueError("--quantization w8a8: a GPU rounds no inputs; give int8, or leave it out")
+    if device != "cpu" and config.quantization in ("w8a8", "w4a8"):
+        instead = "int8" if config.quantization == "w8a8" else "int4"
+        raise ValueError(
+            f"--quantization {config.quantization}: a GPU rounds no inputs; give {instead}, or leave it out"
+        )
     _check_kv_dtype(config, device, dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     limits = limits_of(
@@ -184,7 +187,8 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         window_tokens=model.config.widest_window if drafter is None else None,
     )
     if device == "cpu":
-        compile_beside(dtype, config.quantization, config.kv_cache_dtype)
+        has_experts = any(model.config.has_experts(layer) for layer in range(model.config.num_layers))
+        compile_beside(dtype, config.quantization, config.kv_cache_dtype, has_experts=has_experts)
     grammars = _grammars(config, limits)
     runner = ModelRunner(
         model,

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import structlog
 import torch
@@ -40,6 +39,7 @@ from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPla
 from engine.text.grammar_compiler import GrammarCompiler
 from kernels.kv_cache import copy_blocks, swap_blocks
 from kernels.kv_codes import KvCacheDtype, kv_format
+from kernels.quantization import Quantization
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -101,7 +101,7 @@ class ModelRunner:
         num_host_blocks: int = 0,
         device: str = "cpu",
         dtype: str = "auto",
-        quantization: Literal["int8", "int4", "w8a8"] | None = None,
+        quantization: Quantization | None = None,
         kv_cache_dtype: KvCacheDtype = "auto",
         num_threads: int | None = None,
         progress: Progress | None = None,

@@ -20,10 +20,11 @@ from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
 from engine.model.golden_tasks import GoldenTask, TaskScores, solved
 from engine.model.sequence import Sequence as SequenceState
-from engine.model.weights import Quantization, load_weights
+from engine.model.weights import load_weights
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled
 from engine.text.tokenizer import load_tokenizer
 from kernels.kv_codes import KvCacheDtype, kv_format
+from kernels.quantization import Quantization
 
 BLOCK_SIZE = 16
 WINDOW = 256  # tokens that are read together; the first ones of each have little to go by

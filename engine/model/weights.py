@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 import torch
@@ -28,8 +28,8 @@ from engine.model.tensor_names import CLASSES, expert_names, layer_prefix, route
 from kernels.block_weight import BlockLayout, BlockWeight, empty_blocks
 from kernels.experts import Experts, together
 from kernels.linear import DeviceMatrix, Weight, pack, pack_blocks, takes_blocks
+from kernels.quantization import Quantization
 
-Quantization = Literal["int8", "int4", "w8a8"]
 EMBEDDING = "model.embed_tokens.weight"
 _LAYER_MATRIX = re.compile(r"\.layers\..*(_proj|\.w[123])\.weight$")  # routers are not rounded either
 

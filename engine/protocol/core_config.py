@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from kernels.quantization import Quantization
+
 MAX_CONFIG_BYTES = 64 * 2**10
 MAX_SPECULATIVE_TOKENS = 32  # of one sequence in a step: two such still make one that is recorded on a CPU
 
@@ -17,7 +19,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runner: Literal["torch", "fake"] = "torch"
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
-    quantization: Literal["int8", "int4", "w8a8"] | None = None  # what matrices are rounded to at load; None: as stored
+    quantization: Quantization | None = None  # what matrices are rounded to at load; None: as stored
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # of keys and values; auto: `dtype`
     enforce_eager: bool = False  # on a GPU: no CUDA graphs
     num_threads: int | None = None  # None: one for each physical core, 1 for small models

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -19,7 +19,7 @@ from kernels.cpu.attention_tiles import exponentiate, find_slots, load_query, pa
 from kernels.cpu.attention_vectors import configure, restore
 from kernels.cpu.dtypes import INT64
 from kernels.cpu.kv_layout import TILE_KEYS
-from kernels.cpu.memory import elements_at
+from kernels.cpu.memory import carray, elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.vector import LANES, dot, load_words, splat
 

@@ -7,12 +7,12 @@ shapes are those of `attention_vectors`, whose functions have the same names.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 
 from kernels.cpu import amx
 from kernels.cpu.exp import exp2
 from kernels.cpu.kv_layout import TILE_KEYS
-from kernels.cpu.memory import copy, elements_at, prefetch_l2
+from kernels.cpu.memory import carray, copy, elements_at, prefetch_l2
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.sums import sum_of
 

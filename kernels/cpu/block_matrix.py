@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
@@ -33,7 +33,7 @@ from kernels.cpu.block_vectors import (
     unpack,
 )
 from kernels.cpu.dtypes import FLOAT32
-from kernels.cpu.memory import array_at, scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, carray, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
@@ -116,7 +116,7 @@ def _bytes_of(kind):
     raise NotImplementedError("inside compiled code only")
 
 
-@overload(_bytes_of)
+@overload(_bytes_of, jit_options=EXACT)
 def _bytes_of_kind(kind):
     size = block_bytes(kind.dtype)
     return lambda kind: size

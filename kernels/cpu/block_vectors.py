@@ -37,8 +37,10 @@ __all__ = [
     "INT8_WIDE",
     "INT8_WIDE_OFFSETS",
     "PANEL",
+    "ask_ahead",
     "block_bytes",
     "block_product",
+    "half_floats",
     "unpack",
     "widen_e4m3",
     "widen_whole",
@@ -106,7 +108,7 @@ def block_product(rows: int, vectors: int) -> Callable[..., None]:
             size = groups.type(block_bytes(like.dtype))
             with cgutils.for_range(builder, groups) as loop:
                 block = builder.add(blocks, builder.mul(loop.index, size))
-                _ask(builder, loop.index, groups, blocks, beyond, size)
+                ask_ahead(builder, loop.index, groups, blocks, beyond, size)
                 x = builder.add(left, builder.mul(loop.index, left.type(GROUP * 4)))
 
                 def add(column: ir.Value, weights: list[ir.Value], x: ir.Value = x) -> None:
@@ -177,7 +179,7 @@ def _each_column_of_half(
     use: Callable[[ir.Value, list[ir.Value]], None],
 ) -> None:
     """`_each_column` of the columns that share scales: half of the group, or all of it."""
-    load = _half_floats if blocks.scale_bytes == 2 else _floats
+    load = half_floats if blocks.scale_bytes == 2 else _floats
     run = PANEL * blocks.scale_bytes  # bytes of one scale of each row
     at = builder.add(block, block.type(run * half))
     scales = [load(builder, at, first, j) for j in range(vectors)]
@@ -219,7 +221,7 @@ def _each_column_of_half(
             use(builder.add(eight, number(k)), weights(found))
 
 
-def _ask(
+def ask_ahead(
     builder: ir.IRBuilder, index: ir.Value, groups: ir.Value, blocks: ir.Value, beyond: ir.Value, size: ir.Constant
 ) -> None:
     """Asks for a group that is read later: of these blocks, or of those that come after them."""
@@ -232,7 +234,8 @@ def _ask(
         emit_prefetch(builder, builder.add(place, place.type(line)))
 
 
-def _half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
+def half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
+    """Vector `vector` of float16 from the `first` on, as float32."""
     at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(2)))
     return builder.fpext(builder.load(builder.inttoptr(at, _HALF_FLOATS.as_pointer()), align=2), _FLOATS)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT32, UINT8, UINT16, widen
-from kernels.cpu.memory import elements_at
+from kernels.cpu.memory import carray, elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.sums import sum_of_squares

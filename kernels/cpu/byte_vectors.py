@@ -13,7 +13,7 @@ from numba.core import cgutils
 from kernels.cpu.instructions import ByteDots, has_avx512_words
 from kernels.cpu.neon_dots import add_four_bytes
 
-__all__ = ["QUADS", "add_dots", "splat_parts", "split_weights"]
+__all__ = ["QUADS", "add_dots", "splat_parts", "split_weights", "unsigned_parts"]
 
 # For compiled code's arguments `like`: four bytes in a word. Numbers of axes tell the ways to multiply them apart.
 QUADS = {way: np.empty((0,) * way, np.int32) for way in ByteDots}
@@ -37,6 +37,15 @@ def splat_parts(builder: ir.IRBuilder, word: ir.Value, way: int) -> list[ir.Valu
         parts = [word]
     singles = [builder.insert_element(ir.Constant(_WORDS, ir.Undefined), part, _WORD(0)) for part in parts]
     return [builder.shuffle_vector(single, single, _all(0)) for single in singles]
+
+
+def unsigned_parts(builder: ir.IRBuilder, words: ir.Value, way: int) -> list[ir.Value]:
+    """Each lane's four left bytes, where every lane has its own."""
+    if way == ByteDots.WORDS:
+        return [builder.and_(part, _all(_LOW_BYTES)) for part in (words, builder.lshr(words, _all(8)))]
+    if way == ByteDots.PLAIN:
+        return [builder.and_(builder.lshr(words, _all(8 * i)), _all(0xFF)) for i in range(4)]
+    return [words]
 
 
 def split_weights(builder: ir.IRBuilder, words: ir.Value, way: int) -> list[ir.Value]:

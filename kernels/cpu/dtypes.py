@@ -24,6 +24,7 @@ __all__ = [
     "PAIRS",
     "UINT8",
     "UINT16",
+    "UINT32",
     "UINT64",
     "has_kernels",
     "narrow",
@@ -33,7 +34,7 @@ __all__ = [
 # For compiled code's arguments `like`, which say what lies at an address: constants, as kernels allocate nothing.
 FLOAT32, FLOAT64 = np.empty(0, np.float32), np.empty(0, np.float64)
 INT32, INT64 = np.empty(0, np.int32), np.empty(0, np.int64)
-UINT8, UINT64 = np.empty(0, np.uint8), np.empty(0, np.uint64)
+UINT8, UINT32, UINT64 = np.empty(0, np.uint8), np.empty(0, np.uint32), np.empty(0, np.uint64)
 UINT16 = np.empty(0, np.uint16)  # bfloat16
 # bfloat16 too, where vector registers multiply pairs of them (`vdpbf16ps`): other dtypes, to be told from it.
 PAIRED, PAIRS = np.empty(0, np.int16), np.empty(0, np.uint32)  # one of them, both
@@ -60,14 +61,14 @@ def narrow(value, like):
     raise NotImplementedError("inside compiled code only")
 
 
-@overload(widen)
+@overload(widen, jit_options=EXACT)
 def _widen(value):
     if value == types.uint16:
         return lambda value: np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
     return lambda value: value
 
 
-@overload(narrow)
+@overload(narrow, jit_options=EXACT)
 def _narrow(value, like):
     if like == types.uint16:
         return lambda value, like: _round(value)

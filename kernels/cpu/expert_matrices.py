@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT8, UINT16, narrow, widen
 from kernels.cpu.exp import exp32, fused
-from kernels.cpu.memory import array_at, copy, elements_at, scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, carray, copy, elements_at, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT as AT_PRODUCT
 from kernels.cpu.panel_matrix import PART_FIELDS, PanelMatrix

@@ -11,14 +11,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
 from kernels.cpu.block_vectors import FP8_FACTOR, widen_e4m3, widen_whole
 from kernels.cpu.dtypes import UINT8, UINT16, widen
-from kernels.cpu.memory import copy, elements_at
+from kernels.cpu.memory import carray, copy, elements_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.vector import LANES
 from kernels.kv_codes import LARGEST, SCALE_BYTES, SMALLEST, TILE_KEYS, is_quantised

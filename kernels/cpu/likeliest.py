@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT16, widen
-from kernels.cpu.memory import copy
+from kernels.cpu.memory import carray, copy
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import RegionOfType
 from kernels.cpu.recorder import empty_result

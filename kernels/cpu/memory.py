@@ -6,28 +6,30 @@ allocate it reports as an exception, which a parallel region has nobody to raise
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-from kernels.cpu.numba_options import EXACT
+from numba.np.arrayobj import make_array, populate_array
 
 __all__ = [
     "array_at",
+    "carray",
     "copy",
     "elements_at",
     "emit_prefetch",
     "prefetch_l1",
     "prefetch_l2",
+    "same_bits",
     "scratch_bytes",
     "zeros_at",
 ]
 
 LINE_BYTES = 64  # of a cache line
-_BYTE = ir.IntType(8)
+_BYTE, _NUMBER = ir.IntType(8), ir.IntType(64)
 _LOCALITY_L1, _LOCALITY_L2 = 3, 2  # as LLVM numbers the cache that a line should come to
 
 
@@ -46,22 +48,77 @@ def elements_at(context, address, like):
     return types.CPointer(like.dtype)(types.intp, like), generate
 
 
-@njit(**EXACT)
-def array_at(space, num_rows, width, like):
-    """[num_rows, width] of `like`'s dtype at `space` of a thread's scratch, and where what follows begins.
-
-    The host has counted the same shapes with `scratch_bytes`. What lies there is left; it begins with a cache line.
-    """
-    whole = carray(elements_at(space, like), (num_rows, width))
-    return whole, space + (num_rows * width * like.itemsize + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+def _array_type(like: types.Array, num_axes: int) -> types.Array:
+    return types.Array(like.dtype, num_axes, "C")
 
 
-@njit(**EXACT)
-def zeros_at(space, num_rows, width, like):
-    """`array_at`, filled with zeros."""
-    whole, space = array_at(space, num_rows, width, like)
-    whole[:] = 0
-    return whole, space
+def _emit_array(
+    context: Any, builder: ir.IRBuilder, kind: types.Array, data: ir.Value, shape: Sequence[ir.Value]
+) -> ir.Value:
+    """numba's array of what lies at an address; nobody else keeps it alive."""
+    itemsize = ir.Constant(_NUMBER, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    strides = [itemsize]
+    for length in reversed(shape[1:]):
+        strides.insert(0, builder.mul(strides[0], length))
+    found = make_array(kind)(context, builder)
+    at = builder.inttoptr(data, context.get_data_type(kind.dtype).as_pointer())
+    populate_array(found, data=at, shape=shape, strides=strides, itemsize=itemsize, meminfo=None)
+    return found._getvalue()
+
+
+@intrinsic
+def carray(context, pointer, shape):
+    """`numba.carray`, which is one more function to compile for each type of elements and of shapes."""
+    kind = _array_type(pointer, len(shape))
+
+    def generate(context, builder, signature, arguments):
+        data = builder.ptrtoint(arguments[0], _NUMBER)
+        lengths = zip(cgutils.unpack_tuple(builder, arguments[1]), shape, strict=True)
+        return _emit_array(
+            context, builder, kind, data, [context.cast(builder, one, of, types.intp) for one, of in lengths]
+        )
+
+    return kind(pointer, shape), generate
+
+
+@intrinsic
+def same_bits(context, array, like):
+    """An array as one of elements like those of `like`, which have the same size."""
+    assert array.layout == "C", "elements lie one after the other"
+    kind = _array_type(like, array.ndim)
+
+    def generate(context, builder, signature, arguments):
+        found = make_array(array)(context, builder, arguments[0])
+        data = builder.ptrtoint(found.data, _NUMBER)
+        return _emit_array(context, builder, kind, data, cgutils.unpack_tuple(builder, found.shape))
+
+    return kind(array, like), generate
+
+
+def _scratch(is_zeroed: bool) -> Callable[..., Any]:
+    @intrinsic
+    def of_scratch(context, space, num_rows, width, like):
+        kind = _array_type(like, 2)
+
+        def generate(context, builder, signature, arguments):
+            space, num_rows, width = arguments[:3]
+            itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+            size = builder.mul(builder.mul(num_rows, width), _NUMBER(itemsize))
+            if is_zeroed:
+                cgutils.memset(builder, builder.inttoptr(space, _BYTE.as_pointer()), size, 0)
+            lines = builder.add(size, _NUMBER(LINE_BYTES - 1))
+            lines = builder.mul(builder.udiv(lines, _NUMBER(LINE_BYTES)), _NUMBER(LINE_BYTES))
+            found = _emit_array(context, builder, kind, space, (num_rows, width))
+            return context.make_tuple(builder, signature.return_type, (found, builder.add(space, lines)))
+
+        return types.Tuple((kind, types.intp))(types.intp, types.intp, types.intp, like), generate
+
+    return of_scratch
+
+
+# [num_rows, width] of `like`'s dtype at `space` of a thread's scratch, and where what follows begins: after its last
+# cache line. The host has counted the same shapes with `scratch_bytes`. What lies there is left, or made zeros.
+array_at, zeros_at = _scratch(is_zeroed=False), _scratch(is_zeroed=True)
 
 
 @intrinsic

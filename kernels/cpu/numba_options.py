@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernels.cpu.helper_compiler import HelperCompiler
 from kernels.cpu.instructions import limit_compiler
 
 __all__ = ["EXACT"]
@@ -18,4 +19,5 @@ EXACT = {
     "fastmath": False,
     "no_cpython_wrapper": True,  # kernels are called from kernels, and bodies by their address
     "no_cfunc_wrapper": True,
+    "pipeline_class": HelperCompiler,
 }

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit, types
+from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from kernels.cpu.dtypes import FLOAT32, INT32, INT64, PAIRED, UINT8, UINT16, nar
 from kernels.cpu.exp import exp32
 from kernels.cpu.kv_codes import code_of
 from kernels.cpu.kv_layout import is_tiled
-from kernels.cpu.memory import array_at, elements_at, scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, carray, elements_at, same_bits, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import empty_result
@@ -389,7 +389,7 @@ _widened_of_codes, _float32_of_codes = ParallelRegion(_body_widened_of_codes), P
 @njit(**EXACT)
 def _max(scores):
     """The largest of them, by their bits in an integers' order: a maximum of floats is not made vector code."""
-    bits = scores.view(np.int32)
+    bits = same_bits(scores, INT32)
     peak = np.int32(-0x7FFFFFFF)
     for j in range(np.uintp(bits.shape[0])):
         ordered = bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF))

@@ -7,12 +7,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.byte_rows import MAX_OUTLIERS
 from kernels.cpu.dtypes import FLOAT32, INT32
-from kernels.cpu.memory import copy, elements_at
+from kernels.cpu.memory import carray, copy, elements_at, same_bits
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, RegionOfType
 from kernels.cpu.recorder import computing_constants, empty_result
@@ -165,7 +165,7 @@ class PanelMatrix:
 @njit(**EXACT)
 def scale_sums(sums, row, row_bytes, panel):
     """Makes float32 of int32 sums: scale and zero of the first row lie at `row`, the scales and sums at `panel`."""
-    whole, count = sums.view(np.int32), sums.shape[1]
+    whole, count = same_bits(sums, INT32), sums.shape[1]
     scales = carray(elements_at(panel, FLOAT32), (count,))
     totals = carray(elements_at(panel + count * 4, INT32), (count,))
     for i in range(sums.shape[0]):

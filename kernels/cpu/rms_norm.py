@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, UINT16, narrow, widen
+from kernels.cpu.memory import carray
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result

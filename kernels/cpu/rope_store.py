@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT8, UINT16, narrow, widen
 from kernels.cpu.exp import fused
 from kernels.cpu.kv_codes import code_of, store_codes
 from kernels.cpu.kv_layout import TILE_KEYS, is_tiled
-from kernels.cpu.memory import array_at, copy, scratch_bytes
+from kernels.cpu.memory import array_at, carray, copy, scratch_bytes
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.recorder import empty_result

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
-from kernels.cpu.dtypes import FLOAT32, FLOAT64, INT64, UINT64
+from kernels.cpu.dtypes import FLOAT32, FLOAT64, INT32, INT64, UINT32, UINT64
 from kernels.cpu.exp import exp32
-from kernels.cpu.memory import array_at, scratch_bytes
+from kernels.cpu.memory import array_at, carray, same_bits, scratch_bytes
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.sums import wide_sum_of
@@ -123,7 +123,7 @@ def _draw_row(raw, shaped, filters, top_k, uniform, scratch):
 @njit(**EXACT)
 def _range(logits):
     """The smallest and the largest of them, their bits as integers in the floats' order: NaN is beyond infinity."""
-    bits = logits.view(np.int32)
+    bits = same_bits(logits, INT32)
     lowest, highest = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
     for j in range(np.uintp(bits.shape[0])):
         ordered = bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF))
@@ -149,7 +149,7 @@ def _keep_likeliest(weights, top_k, top_p, counts, masses, keys):
 
     Among equals the lowest ids stay. The likeliest stays whatever `top_p` is.
     """
-    bits = weights.view(np.uint32)
+    bits = same_bits(weights, UINT32)
     counts[:] = 0
     masses[:] = 0
     for j in range(len(bits)):

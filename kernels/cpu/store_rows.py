@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.dtypes import INT64
-from kernels.cpu.memory import copy
+from kernels.cpu.memory import carray, copy
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, threads_for
 from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer

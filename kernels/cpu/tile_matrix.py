@@ -6,13 +6,13 @@ gives the same bits. Few rows cost what reading the weight costs: up to 16 take 
 
 from __future__ import annotations
 
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu import amx
 from kernels.cpu.byte_rows import OUTLIERS_AT
 from kernels.cpu.dtypes import FLOAT32, UINT8, UINT16
-from kernels.cpu.memory import copy, scratch_bytes, zeros_at
+from kernels.cpu.memory import carray, copy, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, add_outliers, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import ParallelRegion

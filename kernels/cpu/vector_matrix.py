@@ -8,13 +8,13 @@ as one. bfloat16 is widened: all arithmetic is float32. `pair_matrix.py` multipl
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import njit
 from torch import Tensor
 
 from kernels.cpu.byte_rows import OUTLIERS_AT
 from kernels.cpu.dtypes import FLOAT32, UINT16, widen
 from kernels.cpu.instructions import has_avx512
-from kernels.cpu.memory import array_at, copy, prefetch_l1, scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, carray, copy, prefetch_l1, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, add_outliers, epilogue, part_of, scale_sums
 from kernels.cpu.parallel_region import RegionOfType

@@ -273,6 +273,8 @@ def test_transformers_answers_every_request_to_its_last_token(tmp_path: Path, me
 class SlowModel:
     """Generates until the criteria say stop, and lets the first token take longer than the test's limit."""
 
+    device = "cpu"
+
     def generate(self, *, input_ids: Any, max_new_tokens: int, stopping_criteria: Any, **_: object) -> None:
         for _token in range(max_new_tokens):
             if stopping_criteria[0](input_ids, None).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,10 +14,11 @@ from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
 from kernels.experts import Experts, mix_experts, together
 from kernels.linear import pack_blocks
+from kernels.quantization import QUANTIZATIONS, Quantization
 from tests.fixtures.cpu_paths import CPU_PATHS, take_path
 
 EXPERTS, PER_TOKEN, WIDTH, INNER = 9, 3, 128, 96
-Kind = Literal["int8", "int4", "w8a8"] | None
+Kind = Quantization | None
 
 
 @pytest.fixture(params=[1, 2, 5], ids=lambda count: f"{count}-threads", autouse=True)
@@ -52,7 +53,7 @@ def _rows(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("renormalise", [False, True], ids=["shares of all", "renormalised"])
-@pytest.mark.parametrize("kind", [None, "int8", "int4", "w8a8"], ids=str)
+@pytest.mark.parametrize("kind", [None, *QUANTIZATIONS], ids=str)
 @pytest.mark.parametrize("path", CPU_PATHS)
 def test_a_mixture_equals_its_reference(
     path: str, kind: Kind, renormalise: bool, monkeypatch: pytest.MonkeyPatch
@@ -64,12 +65,14 @@ def test_a_mixture_equals_its_reference(
     gate_up, down = ([weight.double() for weight in side] for side in layer.plain)
     options = {"per_token": PER_TOKEN, "renormalise": renormalise}
     expected = mix_experts(x.double(), scores.double(), gate_up, down, **options)
-    tolerance = 5e-2 if kind == "w8a8" else 1e-5 if dtype == torch.float32 else 2e-2  # whose inputs are rounded
+    tolerance = (
+        5e-2 if kind in ("w8a8", "w4a8") else 1e-5 if dtype == torch.float32 else 2e-2
+    )  # whose inputs are rounded
     found = layer.mix(x, scores, renormalise=renormalise)
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("kind", [None, "int8", "int4", "w8a8"], ids=str)
+@pytest.mark.parametrize("kind", [None, *QUANTIZATIONS], ids=str)
 @pytest.mark.parametrize("path", CPU_PATHS)
 def test_a_row_has_the_same_bits_alone_and_beside_others_of_its_experts(
     path: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +87,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others_of_its_experts(
         assert torch.equal(layer.mix(x[rows], scores[rows]), together_[rows])
 
 
-@pytest.mark.parametrize("kind", [None, "int8", "int4", "w8a8"], ids=str)
+@pytest.mark.parametrize("kind", [None, *QUANTIZATIONS], ids=str)
 @pytest.mark.parametrize("rows", [1, 8, 33])
 @pytest.mark.parametrize("path", CPU_PATHS)
 def test_a_replay_goes_through_the_experts_that_are_chosen_now(

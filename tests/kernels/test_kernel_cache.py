@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from kernels import compile_ahead
 from kernels.cpu import kernel_cache, silu_mul
 from kernels.cpu.parallel_region import ParallelRegion
 
@@ -204,3 +205,49 @@ def test_no_kernel_lets_the_compiler_regroup_its_arithmetic() -> None:
     allowing = [name for name, text in sources.items() if re.search(r"fastmath\W+(True|\{|set)", text)]
     assert allowing == []
     assert '"fastmath": False' in sources["numba_options.py"]
+
+
+MACHINE_CODE = """
+import gc
+from numba.core.codegen import JITCodeLibrary
+from kernels.cpu import paged_attention, silu_mul
+from kernels.cpu.parallel_region import ParallelRegion
+
+made, collecting, before = [], [], JITCodeLibrary._finalize_specific
+def finalize(self):
+    made.append(self.name)
+    collecting.append(gc.isenabled())
+    before(self)
+JITCodeLibrary._finalize_specific = finalize
+for body in (silu_mul._body_in_float32, paged_attention._body_in_float32):
+    ParallelRegion(body)._compiled.address
+    assert gc.isenabled()
+print(len([name for name in made if name.startswith("_body") or "kernels" in name]), any(collecting))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_machine_code_is_made_of_kernels_alone(tmp_path: Path) -> None:
+    """Of none of the functions below them: that was a third of what compiling them took, collecting garbage another."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, "-c", MACHINE_CODE], env=environment, stdout=subprocess.PIPE, check=True, text=True
+    )
+    assert found.stdout.split() == ["2", "False"]
+
+
+def test_a_model_without_experts_is_ready_without_their_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def call(name: str) -> Callable[..., None]:
+        return lambda *arguments: compiled.append(name)
+
+    monkeypatch.setattr(compile_ahead, "_CALLS", {name: call(name) for name in ("experts", "norm", "draw")})
+    compile_ahead.compile_ahead("float32", has_experts=False)
+    assert compiled == ["draw", "norm"], "the last one that a start needs comes first"
+    assert compile_ahead.is_compiled("float32", has_experts=False)
+    assert not compile_ahead.is_compiled("float32")
+    assert not compile_ahead.is_compiled("float32", "w4a8", has_experts=False)
+    compile_ahead.compile_ahead("bfloat16")
+    assert compile_ahead.is_compiled("bfloat16")
+    assert compile_ahead.is_compiled("bfloat16", has_experts=False)

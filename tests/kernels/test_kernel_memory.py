@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from kernels.kv_codes import KvCacheDtype, kv_format
 from kernels.layer_ops import full_tables, rms_norm, rope_store, silu_mul
 from kernels.linear import pack, pack_blocks, row_linear
 from kernels.paged_attention import paged_attention
+from kernels.quantization import QUANTIZATIONS, Quantization
 from kernels.sample_row import SampleRow
 from kernels.sampling import sample
 from tests.fixtures.cpu_paths import CPU_PATHS, can_take, take_path
@@ -130,13 +131,13 @@ def _product(dtype: torch.dtype, shape: tuple[int, int]) -> None:
         row_linear(torch.randn(rows, shape[1]).to(dtype), weight)
 
 
-def _block_product(dtype: torch.dtype, kind: Literal["int8", "int4", "w8a8"]) -> None:
+def _block_product(dtype: torch.dtype, kind: Quantization) -> None:
     weight = pack_blocks(torch.randn(130, 160).to(dtype), dtype, kind)
     for rows in (0, 1, 3, 5, 16, 33, 600):
         row_linear(torch.randn(rows, 160).to(dtype), weight)
 
 
-def _experts(dtype: torch.dtype, kind: Literal["int8", "int4", "w8a8"] | None = None) -> None:
+def _experts(dtype: torch.dtype, kind: Quantization | None = None) -> None:
     torch.manual_seed(1)
     gate_up, down = (
         together([pack_blocks(torch.randn(shape).to(dtype), dtype, kind, is_gated=is_gated) for _ in range(7)])
@@ -159,8 +160,8 @@ CALLS: dict[str, Callable[[torch.dtype], object]] = {
     "rope_store": lambda dtype: [_rope(dtype, width) for width in (6, 64)],
     "rope_store of codes": lambda dtype: [_rope(dtype, width, kind) for width in (6, 64) for kind in ("int8", "fp8")],
     "products": lambda dtype: [_product(dtype, shape) for shape in ((70, 96), (130, 33), (64, 2048))],
-    "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in ("int8", "int4", "w8a8")],
-    "experts": lambda dtype: [_experts(dtype, kind) for kind in (None, "int8", "int4", "w8a8")],
+    "products of blocks": lambda dtype: [_block_product(dtype, kind) for kind in QUANTIZATIONS],
+    "experts": lambda dtype: [_experts(dtype, kind) for kind in (None, *QUANTIZATIONS)],
     "attention": lambda dtype: [_attention(dtype, *shape) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1))],
     "attention of codes": lambda dtype: [
         _attention(dtype, *shape, kind) for shape in ((64, 12, 4), (80, 34, 2), (6, 2, 1)) for kind in ("int8", "fp8")

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from kernels.block_weight import quantised
 from kernels.cpu import instructions
 from kernels.cpu.byte_matrix import ByteMatrix
+from kernels.cpu.nibble_matrix import NibbleMatrix
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recorder import Arena, Recorder, RecordingError, computing_constants
@@ -52,6 +53,10 @@ def _bytes(weight: torch.Tensor) -> ByteMatrix:
     return ByteMatrix(quantised(weight, "w8a8"), weight.dtype)
 
 
+def _nibbles(weight: torch.Tensor) -> NibbleMatrix:
+    return NibbleMatrix(quantised(weight, "w4a8"), weight.dtype)
+
+
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @pytest.mark.parametrize(
@@ -61,8 +66,9 @@ def _bytes(weight: torch.Tensor) -> ByteMatrix:
         (VectorMatrix, torch.bfloat16),
         (PairMatrix, torch.bfloat16),
         (_bytes, torch.bfloat16),
+        (_nibbles, torch.bfloat16),
     ],
-    ids=["float32", "bfloat16 widened", "bfloat16 in pairs", "bytes"],
+    ids=["float32", "bfloat16 widened", "bfloat16 in pairs", "bytes", "nibbles"],
 )
 def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(
     rows: int, kind: Callable[[torch.Tensor], PanelMatrix], dtype: torch.dtype

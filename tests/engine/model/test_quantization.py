@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -16,17 +15,16 @@ from engine.model.recorded_steps import can_record
 from engine.model.weights import load_weights
 from engine.protocol.core_config import CoreConfig
 from kernels.cpu.block_matrix import BlockMatrix
+from kernels.quantization import QUANTIZATIONS, Quantization
 from tests.engine.model.test_gguf_model import wide  # noqa: F401
 from tests.engine.model.test_model_logits import Paged, _prompt
 from tests.fixtures.gguf_model import Type, write_gguf
 
-WORST = {"int8": 0.04, "int4": 0.4, "w8a8": 0.06}  # of the logits' own spread
+WORST = {"int8": 0.04, "int4": 0.4, "w8a8": 0.06, "w4a8": 0.4}  # of the logits' own spread
 
 
 class Rounded(Paged):
-    def __init__(
-        self, path: Path, kind: Literal["int8", "int4", "w8a8"] | None, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, path: Path, kind: Quantization | None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(path)
         model = open_model(path)
         weights = load_weights(model, dtype=dtype, device="cpu", quantization=kind)
@@ -34,18 +32,18 @@ class Rounded(Paged):
         self.decoder.prepare()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8"])
-def test_logits_stay_near_those_of_the_model(wide: Path, kind: Literal["int8", "int4", "w8a8"]) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_logits_stay_near_those_of_the_model(wide: Path, kind: Quantization) -> None:  # noqa: F811
     tokens = _prompt(1, 40)
     found, wanted = (Rounded(wide, of).logits({0: tokens}, [(0, 0, 40)]) for of in (kind, None))
     assert 0 < (found - wanted).std() < WORST[kind] * wanted.std()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8"])
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_alone_and_in_a_batch_a_sequence_has_the_same_bits(
     wide: Path,  # noqa: F811
-    kind: Literal["int8", "int4", "w8a8"],
+    kind: Quantization,
     dtype: torch.dtype,
 ) -> None:
     """Also by recorded steps: the second step of three sequences is a replay."""
