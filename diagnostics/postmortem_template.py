@@ -47,6 +47,9 @@ It began {{ began_at | utc }}\
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}
+{% if impact.refused is not none %}
+| turned away before they began | {{ impact.refused }} |
+{% endif %}
 {% if impact.maybe_wrong is not none %}
 | answers that may be wrong | {{ impact.maybe_wrong | pairs if impact.maybe_wrong else "not recorded" }} |
 {% endif %}

@@ -138,6 +138,7 @@ class Impact(_Record):
     finished: int | None = None
     moved: int | None = None  # finished on another node than they began on
     lost: int | None = None  # ended with an error, or given up because nothing answered any more
+    refused: int | None = None  # turned away before anything was begun: in no number above
     lost_by_reason: dict[str, int] = Field(default_factory=dict)  # in the gateway's words
     fates: list[Fate] = Field(default_factory=list)
     still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
@@ -153,6 +154,16 @@ class Impact(_Record):
     p99_at_gateway_worst_s: float | None = None  # with what waited there; of an incident of the whole fleet
     objective_ttft_s: float | None = None  # what the p99 is promised to stay under
     slo_minutes: int | None = None  # minutes in which a p99 in its place was above that
+
+    @property
+    def refused_words(self) -> str:
+        """How many were turned away, and how large a part that is of all who came; "" where nobody was."""
+        if not self.refused:
+            return ""
+        share = (
+            "" if self.requests is None else f", {self.refused / (self.refused + self.requests):.0%} of all who came"
+        )
+        return f"{self.refused} turned away{share}"
 
     @property
     def wrong_words(self) -> str:

@@ -110,13 +110,16 @@ def incident_source(
         since = min(began_at(record), incident.opened_at) - IMPACT_LEAD_S
         return impact_words(await impact_in_parts(record, store, since, until))
 
+    async def by_hand(incident: Incident, runs: tuple[Run, ...]) -> str:
+        return no_remedy(incident, content.current, runs, await records.timeline.read_all(incident.id))
+
     return IncidentSource(
         recent=book.recent,
         stored=stored,
         runs_of=runs_of,
         places_of=lambda node: places_of(fleet.nodes[node]) if node in fleet.nodes else {},
         impact=impact,
-        by_hand=lambda incident, runs: no_remedy(incident, content.current, runs),
+        by_hand=by_hand,
     )
 
 

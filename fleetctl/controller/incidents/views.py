@@ -201,10 +201,23 @@ def no_remedy(
     if page is not None and page.is_by_hand:
         return f"no command mends {diagnosis.cause}. By hand: fleetctl runbook show {page.name}"
     if page is not None:
-        told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= diagnosis.said_since]
+        since = min(diagnosis.said_since, _named_since(diagnosis.cause, timeline))
+        told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= since]
         return f"nothing is proposed: {told[-1].text}" if told and not runs else ""
     known = content.causes.get(diagnosis.cause)
     return f"no runbook treats {diagnosis.cause}" + (f". By hand: {known.no_page}" if known and known.no_page else "")
+
+
+def _named_since(cause: str, timeline: Sequence[wire.TimelineEntry]) -> float:
+    """Since when verdicts name this cause without another one between, however sure they are; for ever later where the
+    timeline has none: what was not proposed then is not said again when the same cause is confirmed."""
+    since = math.inf
+    for entry in reversed(timeline):
+        if entry.kind.startswith("diagnosis.") and "cause" in entry.data:
+            if entry.data["cause"] != cause:
+                break
+            since = entry.at
+    return since
 
 
 def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:

@@ -83,6 +83,8 @@ def impact_words(impact: Impact) -> str:
         words.append(f"{impact.lost}{of} requests lost")
     elif impact.why_not_counted:
         words.append(f"requests lost: not known ({impact.why_not_counted})")
+    if impact.refused_words:
+        words.append(impact.refused_words)
     if impact.wrong_words:
         words.append(impact.wrong_words)
     if impact.no_gateway_s:

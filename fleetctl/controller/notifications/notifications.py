@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 import structlog
@@ -63,6 +63,13 @@ class _KnownImpact:
     until: float
 
 
+class _Known(NamedTuple):
+    """What is looked up for a message about one incident, in words."""
+
+    impact: str
+    by_hand: str
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentSource:
     """What notifications ask of the parts that know incidents. All of them answer of now."""
@@ -72,7 +79,7 @@ class IncidentSource:
     runs_of: Callable[[str], Awaitable[tuple[Run, ...]]]
     places_of: Callable[[str], Mapping[str, str]]  # of a node
     impact: Callable[[Incident, tuple[Run, ...]], Awaitable[str]]  # in words
-    by_hand: Callable[[Incident, tuple[Run, ...]], str]  # "" where something can be proposed
+    by_hand: Callable[[Incident, tuple[Run, ...]], Awaitable[str]]  # "" where something can be proposed
 
 
 class Notifications:
@@ -148,10 +155,10 @@ class Notifications:
             ]
         )
         subjects = await self._subjects()
-        impacts = await self._impacts_of(self._to_be_told(subjects))
+        known = await self._known_of(self._to_be_told(subjects))
         now = self._clock.now()
         # No await within: what is sent meanwhile would be taken for not sent.
-        compose = self._composer(impacts)
+        compose = self._composer(known)
         self._put(plan_notifications(subjects, self._rows.values(), self._settings, now, compose, self._in_flight))
         await self._store()
         self._forget({one.incident.id for one in subjects}, now)
@@ -358,29 +365,34 @@ class Notifications:
 
         def note(subject: Subject, kind: NoticeKind, news: tuple[str, ...]) -> Notice:
             found.setdefault(subject.incident.id, subject)
-            return self._notice(subject, kind, news, impact="")
+            return self._notice(subject, kind, news, _Known("", ""))
 
         now = self._clock.now()
         plan_notifications(subjects, self._rows.values(), self._settings, now, note, self._in_flight)
         return list(found.values())
 
-    async def _impacts_of(self, subjects: Sequence[Subject]) -> dict[str, str]:
-        """Words by incident, of the first few; the series are read for each, while nothing is being planned."""
-        return {one.incident.id: await self._source.impact(one.incident, one.runs) for one in subjects[:MAX_IMPACTS]}
+    async def _known_of(self, subjects: Sequence[Subject]) -> dict[str, _Known]:
+        """By incident, of the first few: series and timeline are read for each, while nothing is being planned."""
+        return {
+            one.incident.id: _Known(
+                await self._source.impact(one.incident, one.runs), await self._source.by_hand(one.incident, one.runs)
+            )
+            for one in subjects[:MAX_IMPACTS]
+        }
 
-    def _composer(self, impacts: Mapping[str, str]) -> Callable[[Subject, NoticeKind, tuple[str, ...]], Notice]:
+    def _composer(self, known: Mapping[str, _Known]) -> Callable[[Subject, NoticeKind, tuple[str, ...]], Notice]:
         def compose(subject: Subject, kind: NoticeKind, news: tuple[str, ...]) -> Notice:
-            return self._notice(subject, kind, news, impact=impacts.get(subject.incident.id, TOO_MANY))
+            return self._notice(subject, kind, news, known.get(subject.incident.id, _Known(TOO_MANY, "")))
 
         return compose
 
-    def _notice(self, subject: Subject, kind: NoticeKind, news: tuple[str, ...], *, impact: str) -> Notice:
+    def _notice(self, subject: Subject, kind: NoticeKind, news: tuple[str, ...], known: _Known) -> Notice:
         return incident_notice(
             subject,
             kind,
             news,
-            impact=impact,
-            by_hand=self._source.by_hand(subject.incident, subject.runs),
+            impact=known.impact,
+            by_hand=known.by_hand,
             links=self._links,
             base_url=self._base_url,
         )

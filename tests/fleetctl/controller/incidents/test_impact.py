@@ -51,6 +51,18 @@ def test_impact_counts_what_the_gateway_saw() -> None:
     assert impact.duplicated is None
 
 
+def test_who_was_turned_away_is_impact_too_and_in_no_other_number() -> None:
+    store = make_store(watched_before=True)
+    for at in range(900, 1050, 5):
+        refused = 10.0 if at < 1000 else 10.0 + 3 * (at - 995) / 5
+        store.append({"__name__": "gateway_requests_total", "outcome": "refused"}, at, refused)
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.requests, impact.lost, impact.refused) == (52, 2, 30)
+    assert impact_words(impact).startswith("2 of 52 requests lost, 30 turned away, 37% of all who came, ")
+    assert "| turned away before they began | 30 |" in render(PostmortemInput(INCIDENT, 1100.0, impact))
+    assert impact_of(INCIDENT, make_store(watched_before=False), 0, 2000).refused is None
+
+
 def test_streams_that_move_as_their_node_dies_count_though_the_first_bad_scrape_came_later() -> None:
     store = make_store(watched_before=True)
     for at, value in ((980.0, 0.0), (OPENED - 1.0, 2.0), (1020.0, 2.0)):

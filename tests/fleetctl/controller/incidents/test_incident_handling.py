@@ -21,7 +21,7 @@ from fleetctl.controller.incidents.incident_store import get_incident, save_inci
 from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
 from fleetctl.controller.incidents.views import incident_summary, no_remedy
 from fleetctl.kit.errors import BadInputError, RefusedError
-from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, VerdictRequest
+from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, TimelineEntry, VerdictRequest
 from tests.fixtures.controller import make_config, make_provider, stop_all
 from tests.fixtures.driven import DrivenClock
 
@@ -202,6 +202,22 @@ async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: 
     assert content.no_tree[alert] in no_remedy(unnamed, content, ())
     treated = replace(incident(), diagnosis=Diagnosis("latency", "slow_node", "t", "confirmed"))
     assert no_remedy(treated, content, ()) == ""
+
+
+async def test_what_to_do_by_hand_stays_while_the_same_cause_is_named_more_surely(controller: Controller) -> None:
+    def entry(seq: int, kind: str, text: str, **data: str) -> TimelineEntry:
+        return TimelineEntry(seq=seq, at=100.0 + 10 * seq, kind=kind, text=text, data=data)
+
+    content = controller.content.current
+    confirmed = Diagnosis("capacity", "overload", "t", "confirmed", at=140.0, since=140.0)
+    named = replace(incident(), diagnosis=confirmed)
+    likely = entry(1, "diagnosis.named", "t", cause="overload", confidence="likely")
+    refused = entry(2, "remediation.not_proposed", "shed-load: it would turn nobody away")
+    surer = entry(4, "diagnosis.named", "t", cause="overload", confidence="confirmed")
+    assert "turn nobody away" in no_remedy(named, content, (), [likely, refused, surer])
+
+    other = entry(3, "diagnosis.replaced", "t", cause="slow_node", confidence="likely")
+    assert no_remedy(named, content, (), [likely, refused, other, surer]) == "", "of a verdict before the last but one"
 
 
 def test_state_of_before_there_were_words_and_silences_is_taken_up(tmp_path: Path) -> None:

@@ -349,6 +349,20 @@ async def test_the_timeline_says_of_which_incident_somebody_was_told_and_why_the
     ]
 
 
+async def test_a_message_says_what_a_person_can_do_where_nothing_could_be_proposed(
+    tmp_path: Path, http: HttpReceiver
+) -> None:
+    clock = DrivenClock()
+    async with controller_with(tmp_path, clock, webhook(http)) as controller:
+        incident = await tell(controller, with_cause(make_incident(at=clock.now()), "overload"))
+        assert http.bodies[-1]["doing"] == "nothing yet"
+        clock.move(10)
+        why = "shed-load: it would turn nobody away; add nodes"
+        await controller.timeline.append("remediation.not_proposed", why, incident_id=incident.id)
+        await tell(controller, acknowledged(incident, at=clock.now()))
+    assert http.bodies[-1]["doing"] == f"nothing is proposed: {why}"
+
+
 async def test_neither_log_nor_timeline_nor_list_has_a_secret_or_a_secret_url(
     tmp_path: Path, http: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
