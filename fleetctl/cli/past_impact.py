@@ -43,7 +43,11 @@ class PastImpact:
             return final
         impact = await impact_in_parts(_by_then(record, until), self._store, self._box.since, until)
         why = self._why_not_counted(impact, final)
-        return impact.model_copy(update={"why_not_counted": why, "requests": None, "lost": None}) if why else impact
+        return (
+            impact.model_copy(update={"why_not_counted": why, "requests": None, "lost": None, "refused": None})
+            if why
+            else impact
+        )
 
     def _why_not_counted(self, impact: Impact, final: Impact | None) -> str:
         """Why the counts of requests that are in the file don't tell; empty: they do.
