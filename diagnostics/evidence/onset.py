@@ -25,6 +25,7 @@ COMMON = (
 )
 MEAN_OF = 4  # samples: a minute. Rare events are many in it where each sample has none, one or two
 FEW = 8  # samples for each value that there is, at the least: means and times are never the same twice
+DRIFT_RATIO = 0.3  # of the value before, behind a drift
 MIN_RATIO = 0.1  # and in the value before: a series without noise has many standard deviations
 
 
@@ -128,7 +129,7 @@ def _split(values: np.ndarray, looks_past_drift: bool) -> _Split | None:
     near = np.flatnonzero(strength >= strength[best - 1] - 1.0) + 1
     found = _level_change(values, best)
     if found is None and not looks_past_drift:
-        return None
+        return _behind_drift(values, best)
     if found is None:
         # Of a series that drifts the strongest split is often no change of level, and a weaker one is: of what has just
         # begun there are few samples.
@@ -142,6 +143,26 @@ def _split(values: np.ndarray, looks_past_drift: bool) -> _Split | None:
         found = tried[best]
         near = np.array([at for at, (_, _, shift) in tried.items() if shift / found[2] >= 0.5])
     return _Split(best, (int(near.min()), int(near.max())), *found)
+
+
+def _behind_drift(values: np.ndarray, drift_at: int) -> _Split | None:
+    """The change behind a drift that is the stronger split only for having more samples on both of its sides; None: none is.
+
+    Held to the noise of all that was before, the drift among it, and to a larger share of the value: a queue swells now
+    and then, and each of its waves is a level of some minutes.
+    """
+    count = len(values) - drift_at
+    if count < MIN_BEFORE + MIN_AFTER:
+        return None
+    splits = np.arange(1, count)
+    usable = (splits >= MIN_BEFORE) & (splits <= count - MIN_AFTER)
+    strength = np.where(usable, np.abs(_rank_sums(values[drift_at:])), 0.0)
+    best = int(np.argmax(strength)) + 1
+    found = _level_change(values, drift_at + best)
+    if strength[best - 1] < MIN_Z or found is None or abs(found[2]) < DRIFT_RATIO * abs(found[0]):
+        return None
+    near = np.flatnonzero(strength >= strength[best - 1] - 1.0) + 1
+    return _Split(drift_at + best, (drift_at + int(near.min()), drift_at + int(near.max())), *found)
 
 
 def _level_change(values: np.ndarray, at: int) -> tuple[float, float, float] | None:

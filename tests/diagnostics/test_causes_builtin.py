@@ -101,7 +101,7 @@ CASES = [
     ),
     ("long_context_outlier", "gray", "large_in_flight slow_steps steps_slower steps_slower_than_before itl_up ttft_up"),
     ("bad_deploy", "latency", "new_revision changed_deploy arrivals_up running_up steps_far_slower itl_up"),
-    ("tail_latency", "latency", "ttft_tail_up"),
+    ("tail_latency", "latency", "tail_later ttft_tail_up"),
     ("routing_skew", "capacity", "load_uneven node_gets_more idle_peers queue_waits ttft_up slower_than_peers"),
     ("prefix_cache_broken", "latency", "shared_tokens_fell prefix_hit_fell hit_fell_everywhere ttft_up prefill_slower"),
     (

@@ -236,3 +236,79 @@ def test_a_restart_from_node_to_node_is_one_change_that_began_with_its_first_nod
 
         told.append(("llm:deploy_age_seconds", name, age))
     assert _answer("restarted_before", *told) == answer
+
+
+def test_engines_that_do_not_tell_when_they_started_are_known_to_have_been_restarted_by_their_counters() -> None:
+    def told(*anew: float) -> list[tuple[str, Mapping[str, str], Level]]:
+        rows: list[tuple[str, Mapping[str, str], Level]] = []
+        for n in range(3):
+            name = _node(f"node-{n}", "tgi")
+            at = anew[n : n + 1]
+            spans = [(one - 50, one) for one in at]
+            rows += [("llm:up", name, 1.0), ("llm:prompt_tokens:rate", name, 4000.0)]
+            rows.append(("tgi_request_count", name, _gone(_counted(2.0, at), *spans)))
+        return rows
+
+    assert _answer("restarted_before", *told(-200.0, -100.0, 50.0)) == "yes"
+    assert _answer("restarted_before", *told(-200.0)) != "yes"
+    assert _answer("restarted_before", *told(200.0, 230.0, 260.0)) != "yes"  # a remedy
+
+
+@pytest.mark.parametrize(
+    ("ttft", "queue", "answer"),
+    [(_then(0.3, 2.3), 0.05, "yes"), (_then(0.3, 2.3), _then(0.05, 2.05), "no"), (0.3, 0.05, "no")],
+    ids=["before the engine", "in its queue", "as ever"],
+)
+def test_what_a_first_token_waits_for_beside_queue_and_prefill_lies_before_the_engine(
+    ttft: Level, queue: Level, answer: str
+) -> None:
+    name = _node("a", "trtllm")
+    told = [
+        ("llm:up", name, 1.0),
+        ("llm:prompt_tokens:rate", name, 4000.0),
+        ("llm:ttft_seconds:mean", name, ttft),
+        ("llm:queue_seconds:mean", name, queue),
+        ("llm:prefill_seconds:mean", name, 0.2),
+    ]
+    assert _answer("frontend_lags", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("step", "running", "answer"),
+    [(_then(0.02, 0.04), 8.0, "yes"), (_then(0.02, 0.04), _then(8.0, 40.0), "no"), (0.02, 8.0, "no")],
+    ids=["of itself", "of its batch", "as ever"],
+)
+def test_node_falls_far_behind_its_peers_where_its_batch_does_not_explain_it(
+    step: Level, running: Level, answer: str
+) -> None:
+    told: list[tuple[str, Mapping[str, str], Level]] = []
+    for n in range(3):
+        name = _node(f"node-{n}", "vllm")
+        told += [
+            ("llm:up", name, 1.0),
+            ("llm:prompt_tokens:rate", name, 4000.0),
+            ("llm:step_seconds:mean", name, step if n == 0 else 0.02),
+            ("llm:running", name, running if n == 0 else 8.0),
+        ]
+    assert _answer("fell_far_behind", *told) == answer
+
+
+@pytest.mark.parametrize(("per_s", "answer"), [(1.0, "yes"), (0.1, "no")], ids=["of many", "of twenty"])
+def test_tail_of_one_node_rests_on_a_hundred_first_tokens(per_s: float, answer: str) -> None:
+    name = _node("a", "vllm")
+    told = [
+        ("llm:up", name, 1.0),
+        ("llm:prompt_tokens:rate", name, 4000.0),
+        ("llm:first_tokens:rate", name, per_s),
+        ("llm:ttft_seconds:p50", name, 0.2),
+        ("llm:ttft_seconds:p99", name, _then(0.5, 3.0)),
+    ]
+    assert _answer("tail_of_one", *told) == answer
+
+
+def test_engine_that_tells_nothing_while_nothing_ends_is_believed_with_its_gateway() -> None:
+    gone = ("llm:arrivals:rate", _node("a", "trtllm"), lambda since: np.where(since < 0, 4.0, np.nan))
+    told = [("llm:up", _node("a", "trtllm"), 1.0), ("llm:prompt_tokens:rate", _node("a"), 4000.0), gone]
+    counted = ("gateway_requests_total", {}, lambda since: 4.0 * np.minimum(since, 0.0) + 20_000.0)
+    assert _answer("arrivals_gone", *told) == "unknown"
+    assert _answer("arrivals_gone", *told, counted) == "yes"

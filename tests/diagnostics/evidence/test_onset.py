@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 
 from alerts.series.store import SeriesStore
@@ -116,3 +117,13 @@ def test_rare_events_that_overlapping_windows_make_into_runs_are_no_onset(rate: 
     """Half of such a past is zero, so its median deviation is too: two events in one window were a change of level."""
     found = [find_onset([_rates(rate, rate, ALERT, 60.0, seed)], ALERT, ALERT + 60) for seed in range(40)]
     assert sum(one.at == ALERT for one in found) >= 39
+
+
+def test_change_behind_a_drift_is_found_though_the_drift_has_more_samples_on_both_of_its_sides() -> None:
+    rng = np.random.default_rng(5)
+    values = [*(0.0190 + 0.0003 * rng.standard_normal(60)), *(0.0203 + 0.0003 * rng.standard_normal(160))]
+    values += [*(0.0370 + 0.0005 * rng.standard_normal(20))]
+    points = [(15.0 * n, float(value)) for n, value in enumerate(values)]
+    assert find_onset([points], points[-1][0], points[-1][0]).at == pytest.approx(220 * 15.0, abs=30)
+    calm = points[:220]
+    assert find_onset([calm], calm[-1][0], calm[-1][0]).at == calm[-1][0]
