@@ -146,7 +146,7 @@ def _split(values: np.ndarray, looks_past_drift: bool) -> _Split | None:
 
 
 def _behind_drift(values: np.ndarray, drift_at: int) -> _Split | None:
-    """The change behind a drift that is the stronger split only for having more samples on both of its sides; None: none is.
+    """The change behind a drift that is the stronger split for its many samples on both of its sides; None: none is.
 
     Held to the noise of all that was before, the drift among it, and to a larger share of the value: a queue swells now
     and then, and each of its waves is a level of some minutes.
