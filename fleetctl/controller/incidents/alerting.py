@@ -237,8 +237,8 @@ class Alerting:
         word = _WORTH_TELLING.get(alert.state)
         if word is None or (word in ("resolved", "unknown") and previous == "pending"):  # nobody was told of it
             return
-        if word == "resolved" and self.is_of_removed_node(alert.labels):
-            return  # told when its node was taken out
+        if self.is_of_removed_node(alert.labels):
+            return  # it ended when its node was taken out, and that is told; what the rules still see are last numbers
         incident = next((one for one in self._book.recent() if _holds(one, alert.fingerprint)), None)
         summary = f": {alert.summary}" if alert.summary and word == "fired" else ""
         told_by = "" if alert.source == "rules" else f" (told by {alert.source})"

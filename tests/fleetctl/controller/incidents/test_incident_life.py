@@ -111,6 +111,28 @@ async def test_slow_node_is_found_named_replaced_on_approval_and_written_up(tmp_
         stop_all(tmp_path)
 
 
+async def test_what_was_pending_when_a_node_was_taken_out_is_told_to_nobody(tmp_path: Path) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: _states(controller, "node-2") == {"pending"})
+            await controller.effects.stop_node("node-2", grace_s=1.0, force=True)
+            stopped = clock.now()
+            await drive(controller, clock, traffic, lambda: "firing" in _states(controller, "node-2"))
+            await drive(controller, clock, traffic, lambda: clock.now() - stopped > 60)
+            entries = await controller.timeline.read()
+            assert [entry.text for entry in entries if entry.kind.startswith("alert.") and entry.node == "node-2"] == []
+            assert controller.book.open_incidents() == []
+    finally:
+        stop_all(tmp_path)
+
+
+def _states(controller: Controller, node: str) -> set[str]:
+    return {str(alert.state) for alert in controller.alerting.own_alerts() if ("node", node) in alert.labels.items()}
+
+
 async def test_while_one_remedy_acts_no_other_is_proposed_whatever_the_verdict_turns_to(tmp_path: Path) -> None:
     clock, traffic = DrivenClock(), Traffic()
     try:
