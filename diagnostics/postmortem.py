@@ -93,7 +93,9 @@ def clock_words(incident: IncidentRecord) -> str:
     named_s = took.to_diagnose_s if has_cause else None
     parts = [
         f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named",
-        f"it was mitigated after {format_seconds(mitigated_s)}",
+        f"it was mitigated after {format_seconds(mitigated_s)}"
+        if took.to_mitigate_s is not None
+        else f"it ended after {format_seconds(mitigated_s)}, mitigated by no run",
     ]
     is_met = named_s is not None and max(named_s, mitigated_s) <= level.within_s
     return f"{asked}; {' and '.join(parts)}: {'met' if is_met else 'missed'}."

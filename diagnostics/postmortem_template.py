@@ -61,8 +61,8 @@ It began {{ began_at | utc }}\
 {% endif %}
 
 {% if impact.slo_minutes is not none %}
-Minutes with a p99 time to first token above its objective of {{ impact.objective_ttft_s | span }}: \
-{{ impact.slo_minutes }}.
+Time with a p99 time to first token above its objective of {{ impact.objective_ttft_s | span }}: \
+{{ (60 * impact.slo_minutes) | span }}.
 {% endif %}
 
 {% if impact.fates %}
@@ -82,7 +82,8 @@ Minutes with a p99 time to first token above its objective of {{ impact.objectiv
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
 | incident opened | cause named | {{ durations.to_diagnose_s | span }} |
 | remedy proposed | decided | {{ durations.to_decide_s | span }} |
-| incident opened | mitigated | {{ durations.to_mitigate_s | span }} |
+| incident opened | mitigated by a run | {% if durations.to_mitigate_s is none and incident.resolved_at is not none %}by none\
+{% else %}{{ durations.to_mitigate_s | span }}{% endif %} |
 | incident opened | resolved | {{ durations.to_resolve_s | span }} |
 
 ## Alerts
@@ -103,7 +104,8 @@ Tree {{ diagnosis.tree | code }}, evidence of {{ walked_at | utc }}\
 {% if diagnosis.onset is not none %}
 
 Its symptoms' series changed at {{ diagnosis.onset | utc }}\
-{% if diagnosis.onset_early is not none and diagnosis.onset_late is not none %} \
+{% if diagnosis.onset_early is not none and diagnosis.onset_late is not none \
+and (diagnosis.onset_early | clock) != (diagnosis.onset_late | clock) %} \
 (between {{ diagnosis.onset_early | clock }} and {{ diagnosis.onset_late | clock }}){% endif %}.
 {% endif %}
 {% if diagnosis.probability is not none %}

@@ -153,7 +153,7 @@ class Impact(_Record):
     p99_ttft_after_s: float | None = None
     p99_at_gateway_worst_s: float | None = None  # with what waited there; of an incident of the whole fleet
     objective_ttft_s: float | None = None  # what the p99 is promised to stay under
-    slo_minutes: int | None = None  # minutes in which a p99 in its place was above that
+    slo_minutes: float | None = None  # for how long a p99 in its place was above that
 
     @property
     def refused_words(self) -> str:

@@ -16,8 +16,8 @@ CLASSES = ("critical", "standard", "batch")
 
 DEFAULT_ID = "shed"
 WITHOUT_CLASSES = (
-    "turn half of everybody away with `fleetctl shed --below critical --share 0.5 --for 15m`, or add nodes; classes are"
-    " told apart by a tenants file (docs/gateway.md#admission)"
+    "turn half of everybody away with `fleetctl shed --below critical --share 0.5 --for 15m`, or add nodes with"
+    " `fleetctl scale POOL --to +1`; classes are told apart by a tenants file (docs/gateway.md#admission)"
 )
 
 

@@ -141,7 +141,7 @@ def test_says_what_nobody_measured() -> None:
     report = PostmortemInput(make_record(diagnosis=None, runs=[]), written_at=OPENED)
 
     assert "| lost | not recorded |" in render(report)
-    assert "| incident opened | mitigated | not recorded |" in render(report)
+    assert "| incident opened | mitigated by a run | by none |" in render(report)
     assert "Nothing was run by fleetctl." in render(report)
     assert "The cause: no tree was walked." in unknowns(report)
     assert "Whether requests were lost." in unknowns(report)
@@ -312,7 +312,7 @@ def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
 def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:
     assert clock_words(make_record(severity="critical")).endswith("mitigated after 70 s: met.")
     late = make_record(severity="critical", runs=[], resolved_at=OPENED + 1200)
-    assert clock_words(late).endswith("mitigated after 20 min 00 s: missed.")
+    assert clock_words(late).endswith("it ended after 20 min 00 s, mitigated by no run: missed.")
     assert clock_words(make_record(severity="critical", runs=[], resolved_at=None)).endswith("it is not mitigated.")
     assert "no cause was named" in clock_words(make_record(severity="critical", diagnosis=None))
     assert clock_words(make_record(severity="ticket")) == "SEV-4 has no clock."
@@ -329,4 +329,4 @@ def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> Non
         )
     )
     assert "| node-2 | failed | 3 |" in text
-    assert "above its objective of 2.0 s: 4." in text
+    assert "above its objective of 2.0 s: 4 min 00 s." in text

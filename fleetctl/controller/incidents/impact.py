@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from alerts.labels import LabelSet
@@ -212,12 +213,20 @@ def _concerned(record: IncidentRecord) -> frozenset[str]:
     return frozenset(node for node in told if node)
 
 
-def slo_minutes(ttft: Points, objective_s: float | None, since: float) -> int | None:
-    """Minutes from `since` on in which a p99 was above its objective; None where there is no objective, or no p99."""
-    during = [(at, value) for at, value in ttft if at >= since]
-    if objective_s is None or not during:
+def slo_minutes(ttft: Points, objective_s: float | None, since: float) -> float | None:
+    """For how long from `since` on a p99 was above its objective; None where there is no objective, or no p99.
+
+    Each moment of which anything is known stands for the time to the next, but for no more than a minute.
+    """
+    worst: dict[float, float] = {}
+    for at, value in ttft:
+        if at >= since:
+            worst[at] = max(value, worst.get(at, value))
+    if objective_s is None or not worst:
         return None
-    return len({int(at // 60) for at, value in during if value > objective_s})
+    moments = sorted(worst)
+    spans = [min(later - at, 60.0) for at, later in pairwise(moments)]
+    return sum(span for at, span in zip(moments, spans, strict=False) if worst[at] > objective_s) / 60
 
 
 def outage_s(ups: Sequence[Points], since: float) -> float:

@@ -15,6 +15,8 @@ from fleetctl.controller.notifications.plan import Subject
 from fleetctl.settings.notifications import LinkSettings
 from runbooks.run import Run, RunStatus
 
+WIDE_BUCKETS_S = 10.0
+
 
 def incident_notice(
     subject: Subject,
@@ -97,13 +99,14 @@ def impact_words(impact: Impact) -> str:
     if impact.door_words:
         words.append(impact.door_words)
     if impact.slo_minutes:
-        words.append(f"{impact.slo_minutes} min beyond that")
+        words.append(f"{format_seconds(60 * impact.slo_minutes)} beyond that")
     return ", ".join(words) or "not known"
 
 
 def _ttft_words(worst_s: float, promised_s: float | None) -> str:
     """The worst p99, and on which side of what is promised it lies: a figure alone reads as harm."""
-    said = f"p99 TTFT up to {format_seconds(worst_s)}"
+    # Above that a histogram's buckets are as wide as what is read from them: 40 to 80 s, 80 to 160.
+    said = f"p99 TTFT up to {'about ' if worst_s > WIDE_BUCKETS_S else ''}{format_seconds(worst_s)}"
     if promised_s is None:
         return said
     return f"{said}, {'within' if worst_s <= promised_s else 'beyond'} the promised {format_seconds(promised_s)}"

@@ -8,7 +8,7 @@ import pytest
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import PostmortemInput, render
 from diagnostics.record import AlertRecord, IncidentRecord
-from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, increase
+from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, increase, slo_minutes
 from fleetctl.controller.notifications.incident_notice import impact_words
 
 OPENED = 1000.0
@@ -217,3 +217,12 @@ def test_what_users_waited_at_the_gateway_is_held_to_the_promise_too(scope: dict
     else:
         assert impact.p99_at_gateway_worst_s == pytest.approx(3.96, abs=0.05)
         assert "beyond the promised 1.0 s (at the gateway)" in said
+
+
+def test_time_out_of_objective_is_a_length_of_time_and_not_the_minutes_that_it_touches() -> None:
+    bad = [(at, 9.0 if 55 <= at < 67 else 0.1) for at in range(0, 200, 1)]
+    assert slo_minutes([(float(at), value) for at, value in bad], 2.5, 0.0) == pytest.approx(12 / 60)
+    two_nodes = [(0.0, 9.0), (0.0, 0.1), (30.0, 0.1), (30.0, 9.0), (60.0, 0.1), (60.0, 0.1)]
+    assert slo_minutes(two_nodes, 2.5, 0.0) == pytest.approx(1.0)
+    assert slo_minutes([(0.0, 9.0), (600.0, 0.1)], 2.5, 0.0) == pytest.approx(1.0), "nothing is known in between"
+    assert slo_minutes([(0.0, 9.0)], 2.5, 10.0) is None

@@ -16,8 +16,8 @@ from fleetctl.controller.notifications.incident_notice import impact_words
             "0 of 43 requests lost, p99 TTFT up to 39 ms, within the promised 2.5 s",
         ),
         (
-            Impact(requests=43, lost=2, p99_ttft_worst_s=4.0, objective_ttft_s=2.5, slo_minutes=3),
-            "2 of 43 requests lost, p99 TTFT up to 4.0 s, beyond the promised 2.5 s, 3 min beyond that",
+            Impact(requests=43, lost=2, p99_ttft_worst_s=4.0, objective_ttft_s=2.5, slo_minutes=0.7),
+            "2 of 43 requests lost, p99 TTFT up to 4.0 s, beyond the promised 2.5 s, 42 s beyond that",
         ),
         (
             Impact(why_not_counted="the gateway was not scraped before it began", p99_ttft_worst_s=0.03),
