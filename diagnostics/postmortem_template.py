@@ -82,7 +82,8 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
 | incident opened | cause named | {{ durations.to_diagnose_s | span }} |
 | remedy proposed | decided | {{ durations.to_decide_s | span }} |
-| incident opened | mitigated by a run | {% if durations.to_mitigate_s is none and incident.resolved_at is not none %}by none\
+| incident opened | mitigated by a run | \
+{% if durations.to_mitigate_s is none and incident.resolved_at is not none %}by none\
 {% else %}{{ durations.to_mitigate_s | span }}{% endif %} |
 | incident opened | resolved | {{ durations.to_resolve_s | span }} |
 
