@@ -12,18 +12,15 @@ from engine.core.torch_runner import ModelRunner
 from engine.model.make import make_model
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
 
-pytestmark = pytest.mark.gpu
+pytest.importorskip("triton", reason="needs Triton")
 BLOCK_SIZE, NUM_BLOCKS = 16, 400
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU here")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For tests on a GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU here")
     return make_model(tmp_path_factory.mktemp("model") / "model")
 
 
@@ -79,6 +76,17 @@ def hash_of(text: str) -> int:
     return sum(map(ord, text))
 
 
+def test_batches_are_padded_to_few_sizes_and_by_little() -> None:
+    from engine.model.graph_steps import MAX_ROWS, padded
+
+    sizes = [padded(rows) for rows in range(1, MAX_ROWS + 1)]
+    assert all(size >= rows for rows, size in enumerate(sizes, 1))
+    assert all(size - rows < max(8, rows // 4) for rows, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert (len(set(sizes)), max(sizes)) == (19, MAX_ROWS)
+
+
+@pytest.mark.gpu
 def test_tokens_are_those_of_steps_launched_one_by_one(model: Path) -> None:
     # 500 crosses the border behind which keys are split; the batch grows and shrinks through several sizes.
     batches = [Batch(model, enforce_eager=eager) for eager in (False, True)]
@@ -97,6 +105,7 @@ def test_tokens_are_those_of_steps_launched_one_by_one(model: Path) -> None:
     assert _num_captured(batches[1]) == 0
 
 
+@pytest.mark.gpu
 def test_tokens_ahead_are_judged_as_by_steps_launched_one_by_one(model: Path) -> None:
     batches = [Batch(model, enforce_eager=eager) for eager in (False, True)]
     for batch in batches:
@@ -107,6 +116,7 @@ def test_tokens_ahead_are_judged_as_by_steps_launched_one_by_one(model: Path) ->
     assert batches[0].tokens == batches[1].tokens
 
 
+@pytest.mark.gpu
 def test_a_woken_node_captures_anew(model: Path) -> None:
     batch = Batch(model, enforce_eager=False)
     batch.add("a", 20)
@@ -125,6 +135,7 @@ def test_a_woken_node_captures_anew(model: Path) -> None:
     assert held.is_cuda
 
 
+@pytest.mark.gpu
 def test_eight_bit_keys_and_values_are_captured_too(model: Path) -> None:
     batches = [Batch(model, enforce_eager=eager, kv_cache_dtype="int8") for eager in (False, True)]
     for batch in batches:
