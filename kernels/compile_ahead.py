@@ -93,7 +93,9 @@ def _linear(dtype: torch.dtype, quantization: Quantization | None, kv: KvCacheDt
     weight = torch.zeros(2 * _WIDTH, _WIDTH, dtype=dtype)
     # of a quantised model the head has eight bits
     for kind in {quantization, quantization and "int8"}:
-        row_linear(weight[:1], pack_blocks(weight, dtype, kind))
+        packed = pack_blocks(weight, dtype, kind)
+        for rows in (1, 8):  # few may have a kernel of their own
+            row_linear(weight[:rows], packed)
 
 
 def _experts(dtype: torch.dtype, quantization: Quantization | None, kv: KvCacheDtype) -> None:

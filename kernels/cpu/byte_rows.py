@@ -20,7 +20,7 @@ from kernels.cpu.parallel_region import RegionOfType, threads_for
 from kernels.cpu.sums import sum_of_squares
 from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
 
-__all__ = ["ENTRY", "MAX_OUTLIERS", "OUTLIERS_AT", "ROW_TAIL", "TAIL", "RoundRowsTask", "round_rows"]
+__all__ = ["ENTRY", "MAX_OUTLIERS", "OUTLIERS_AT", "ROW_TAIL", "TAIL", "RoundRowsTask", "round_row", "round_rows"]
 
 TAIL = 8  # bytes: a scale, float32, and a zero, int32
 MAX_OUTLIERS, ENTRY = 16, 8  # of a row; bytes of one: its column, int32, and the number, float32
@@ -98,26 +98,44 @@ def _round(task, like):
     first = next_chunk(task) * CHUNK_ROWS
     while first < rows:
         for i in range(first, min(first + CHUNK_ROWS, rows)):
-            low, high = _range(x[i])
             at = codes + i * (width + ROW_TAIL)
-            kept = carray(elements_at(at + width + OUTLIERS_AT, INT32), (2 + 2 * MAX_OUTLIERS,))
-            kept[0] = 0
             if fixed > np.float32(0):
-                scale, zero = fixed, np.int32(field(task, AT.zero))
-                scale = scale if _is_finite(low) and _is_finite(high) else np.float32(np.nan)
+                low, high = _range(x[i])
+                scale = fixed if _is_finite(low) and _is_finite(high) else np.float32(np.nan)
+                _write_row(x[i], scale, np.int32(field(task, AT.zero)), False, at)
             elif is_symmetric:
-                if keeps_outliers and _is_finite(low) and _is_finite(high):
-                    low, high = _set_aside(x[i], low, high, kept)
-                scale, zero = _symmetric(low, high), _MIDDLE
+                round_row(x[i], keeps_outliers, at)
             else:
+                low, high = _range(x[i])
                 scale, zero = _asymmetric(low, high)
-            own = carray(elements_at(at, UINT8), (width,))
-            _encode(x[i], scale, zero, is_symmetric and not fixed > np.float32(0), own)
-            for k in range(kept[0]):
-                own[kept[2 + 2 * k]] = np.uint8(_MIDDLE)
-            carray(elements_at(at + width, FLOAT32), (1,))[0] = scale
-            carray(elements_at(at + width + 4, INT32), (1,))[0] = zero
+                _write_row(x[i], scale, zero, False, at)
         first = next_chunk(task) * CHUNK_ROWS
+
+
+@njit(**EXACT)
+def round_row(row, keeps_outliers, at):
+    """One row, symmetric: its codes from the address `at` on, then its tail."""
+    low, high = _range(row)
+    kept = carray(elements_at(at + row.shape[0] + OUTLIERS_AT, INT32), (2 + 2 * MAX_OUTLIERS,))
+    kept[0] = 0
+    if keeps_outliers and _is_finite(low) and _is_finite(high):
+        low, high = _set_aside(row, low, high, kept)
+    count = kept[0]
+    _write_row(row, _symmetric(low, high), _MIDDLE, True, at)
+    kept[0] = count
+    codes = carray(elements_at(at, UINT8), (row.shape[0],))
+    for k in range(count):
+        codes[kept[2 + 2 * k]] = np.uint8(_MIDDLE)
+
+
+@njit(**EXACT)
+def _write_row(row, scale, zero, is_even, at):
+    """Codes, scale and zero of a row without outliers."""
+    width = row.shape[0]
+    _encode(row, scale, zero, is_even, carray(elements_at(at, UINT8), (width,)))
+    carray(elements_at(at + width, FLOAT32), (1,))[0] = scale
+    carray(elements_at(at + width + 4, INT32), (1,))[0] = zero
+    carray(elements_at(at + width + OUTLIERS_AT, INT32), (1,))[0] = 0
 
 
 @njit(**EXACT)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kernels.block_weight import ROUNDED_INT4, BlockWeight
 from kernels.cpu.block_vectors import GROUP, PANEL
-from kernels.cpu.byte_rows import MAX_OUTLIERS, OUTLIERS_AT, ROW_TAIL, round_rows
+from kernels.cpu.byte_rows import MAX_OUTLIERS, OUTLIERS_AT, ROW_TAIL, round_row, round_rows
 from kernels.cpu.byte_vectors import QUADS
 from kernels.cpu.dtypes import FLOAT32, INT32, UINT8
 from kernels.cpu.instructions import ByteDots, byte_dots
-from kernels.cpu.memory import carray, elements_at, scratch_bytes, zeros_at
+from kernels.cpu.memory import array_at, carray, elements_at, scratch_bytes, zeros_at
 from kernels.cpu.nibble_vectors import BLOCK_BYTES, add_nibbles, nibble_product
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
@@ -28,6 +28,9 @@ from kernels.cpu.task import enter, field, leave, next_chunk, pointer
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, MAX_GROUP_ROWS
 
 BLOCK_ROWS = 4
+FEW_ROWS = (
+    4  # every thread rounds so many for itself: that takes less than a launch of its own, and waiting for its end
+)
 _SCALES_BYTES, _EIGHT = 2 * PANEL, 4 * PANEL  # bytes of a group's scales, of eight columns of its codes
 
 
@@ -51,6 +54,13 @@ class NibbleMatrix(PanelMatrix):
     def region(self) -> RegionOfType:
         return _REGIONS[self._dots]
 
+    def rounds_itself(self, rows: int) -> bool:
+        return rows <= FEW_ROWS
+
+    @property
+    def region_of_few(self) -> RegionOfType:
+        return _REGIONS_OF_FEW[self._dots]
+
     def _pack_blocks(self, weight: BlockWeight) -> Tensor:
         """[panel, group, bytes], uint8: see `nibble_vectors.py`."""
         scales = self._by_panel(weight.scales).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
@@ -68,7 +78,8 @@ class NibbleMatrix(PanelMatrix):
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         whole = min(group_rows, rows) + BLOCK_ROWS
-        return scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 1), (whole, width // GROUP, 4))
+        own = scratch_bytes((min(rows, FEW_ROWS), width + ROW_TAIL, 1))
+        return own + scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 1), (whole, width // GROUP, 4))
 
 
 _VECTORS = BLOCK_COLUMNS // 16
@@ -108,12 +119,12 @@ def _scale_rows(sums, row, row_bytes, panel):
 
 
 @njit(**EXACT)
-def _multiply(task, space, like, way):
+def _multiply(task, x, space, like, way):
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     if rows == 0:  # an expert that no row chose
         return
     width, out_width, group_rows = field(task, AT.width), field(task, AT.out_width), field(task, AT.group_rows)
-    x, packed, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
+    packed, result = field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
     columns, groups = PANEL // 2 if is_gated else PANEL, width // GROUP
     row_bytes, panel_bytes, stride = width + ROW_TAIL, groups * BLOCK_BYTES, out_width * like.itemsize
@@ -154,8 +165,22 @@ def _multiply(task, space, like, way):
 def _run(task, like, way):
     space = enter(task)
     for i in range(field(task, AT.num_parts)):
-        _multiply(part_of(task, i), space, like, way)
+        part = part_of(task, i)
+        _multiply(part, field(part, AT.x), space, like, way)
+    leave(task)
+
+
+@njit(**EXACT)
+def _run_few(task, like, way):
+    """Of few rows, which lie as they are."""
+    space, rows, width = enter(task), field(task, AT.rows), field(task, AT.width)
+    x = carray(pointer(task, AT.x, like), (rows, width))
+    own, space = array_at(space, rows, width + ROW_TAIL, UINT8)
+    for i in range(rows):
+        round_row(x[i], True, own[i].ctypes.data)
+    _multiply(task, own.ctypes.data, space, like, way)
     leave(task)
 
 
 _REGIONS = {way: region_of(way.name.lower(), _run, QUADS[way]) for way in ByteDots}
+_REGIONS_OF_FEW = {way: region_of(f"few {way.name.lower()}", _run_few, QUADS[way]) for way in ByteDots}

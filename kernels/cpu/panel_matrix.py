@@ -87,15 +87,25 @@ class PanelMatrix:
         Bytes moved: x and the result once, the weight once for each group of rows.
         """
         x = x.to(self.dtype).contiguous()
-        x = self.inputs(x, self.empty_inputs(x))
         rows = x.shape[0]
+        x = x if self.rounds_itself(rows) else self.inputs(x, self.empty_inputs(x))
         result = empty_result((rows, self.out_width), self.dtype)
         if bias is not self._bias:
             with computing_constants():
                 self._bias, self._panel_bias = bias, None if bias is None else self._by_panel(bias.float()[:, None])
         task = self.task(rows, x, result, self._panel_bias)
-        self.region.launch(self.threads_for(rows, task.num_chunks), task, self.scratch_bytes(rows))
+        region = self.region_of_few if self.rounds_itself(rows) else self.region
+        region.launch(self.threads_for(rows, task.num_chunks), task, self.scratch_bytes(rows))
         return result
+
+    def rounds_itself(self, rows: int) -> bool:
+        """Whether `region_of_few` takes so many rows as they are, and each thread makes `inputs` of them for itself."""
+        return False
+
+    @property
+    def region_of_few(self) -> ParallelRegion | RegionOfType:
+        """Carries out the task of a few rows."""
+        raise NotImplementedError
 
     @property
     def out_width(self) -> int:

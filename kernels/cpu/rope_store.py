@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 from torch import Tensor
 
 from kernels.cpu.dtypes import FLOAT32, INT64, UINT8, UINT16, narrow, widen
@@ -88,27 +89,59 @@ def rope_store(
         is_tiled=is_tiled(k_cache),
         codes=code_of(k_cache),
     )
-    _region.launch(threads_for(qkv.numel()), task, scratch_bytes((1, head_dim, qkv.element_size()), (1, head_dim, 1)))
+    region = _region if task.codes == 0 else _region_of_codes
+    region.launch(threads_for(qkv.numel()), task, scratch_bytes((1, head_dim, qkv.element_size()), (1, head_dim, 1)))
     return q
 
 
 def _body_in_bfloat16(task):
     space = enter(task)
-    _store(task, space, UINT16)
+    _store(task, space, UINT16, UINT16)
     leave(task)
 
 
 def _body_in_float32(task):
     space = enter(task)
-    _store(task, space, FLOAT32)
+    _store(task, space, FLOAT32, FLOAT32)
+    leave(task)
+
+
+def _codes_of_bfloat16(task):
+    space = enter(task)
+    _store(task, space, UINT16, UINT8)
+    leave(task)
+
+
+def _codes_of_float32(task):
+    space = enter(task)
+    _store(task, space, FLOAT32, UINT8)
     leave(task)
 
 
 _region = RegionOfType(_body_in_bfloat16, _body_in_float32)
+_region_of_codes = RegionOfType(_codes_of_bfloat16, _codes_of_float32)
+
+
+def _store_as_codes(keys, values, k_at, v_at, slot, head, kv_heads, encoded, codes, stored):
+    """Rounds one head's key and value to codes, where the caches hold such; compiled code only."""
+    raise NotImplementedError("inside compiled code only")
+
+
+@overload(_store_as_codes, jit_options=EXACT)
+def _where_codes_are_stored(keys, values, k_at, v_at, slot, head, kv_heads, encoded, codes, stored):
+    if stored.dtype != types.uint8:  # who stores numbers compiles no rounding
+        return lambda keys, values, k_at, v_at, slot, head, kv_heads, encoded, codes, stored: None
+
+    def store(keys, values, k_at, v_at, slot, head, kv_heads, encoded, codes, stored):
+        store_codes(keys, k_at, slot, head, kv_heads, True, encoded, codes)
+        store_codes(values, v_at, slot, head, kv_heads, False, encoded, codes)
+
+    return store
 
 
 @njit(**EXACT)
-def _store(task, space, like):
+def _store(task, space, like, stored):
+    """Rows are of elements like those of `like`; the caches hold the same, or codes, as `stored` says."""
     rows, heads, kv_heads = field(task, AT.rows), field(task, AT.heads), field(task, AT.kv_heads)
     width, num_slots, eps = field(task, AT.head_dim), field(task, AT.num_slots), float32_field(task, AT.eps)
     qkv = carray(pointer(task, AT.qkv, like), (rows, heads + 2 * kv_heads, width))
@@ -136,8 +169,7 @@ def _store(task, space, like):
                 values = qkv[i, heads + kv_heads + head]
                 if codes != 0:
                     _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
-                    store_codes(rotated, k_at, slots[i], head, kv_heads, True, encoded, codes)
-                    store_codes(values, v_at, slots[i], head, kv_heads, False, encoded, codes)
+                    _store_as_codes(rotated, values, k_at, v_at, slots[i], head, kv_heads, encoded, codes, stored)
                 elif in_tiles:
                     _rotate(qkv[i, heads + head], cos[i], sin[i], k_norm, eps, rotated)
                     _store_in_tiles(rotated, values, k_flat, v_flat, slots[i], head, kv_heads)

@@ -8,7 +8,8 @@ as one. bfloat16 is widened: all arithmetic is float32. `pair_matrix.py` multipl
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 from torch import Tensor
 
 from kernels.cpu.byte_rows import OUTLIERS_AT
@@ -88,6 +89,23 @@ def widen_rows(x, target, first, count, width):
             target[i, j] = widen(x[first + i, j])
 
 
+def _scale_bytes(sums, row, row_bytes, codes, tails, held):
+    """Makes float32 of the sums of bytes, their outliers added; compiled code only."""
+    raise NotImplementedError("inside compiled code only")
+
+
+@overload(_scale_bytes, jit_options=EXACT)
+def _where_bytes_are_held(sums, row, row_bytes, codes, tails, held):
+    if held.dtype != types.int32:  # who multiplies numbers compiles nothing of this
+        return lambda sums, row, row_bytes, codes, tails, held: None
+
+    def scale(sums, row, row_bytes, codes, tails, held):
+        scale_sums(sums, row, row_bytes, tails)
+        add_outliers(sums, row + OUTLIERS_AT, row_bytes, codes, tails, False)
+
+    return scale
+
+
 @njit(**EXACT)
 def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0, least=1):
     """Takes chunks until none is left. The result's elements are like `like`'s, those of the packed weight like
@@ -163,10 +181,8 @@ def multiply(task, space, like, held, columns_of_step=1, tail=0, row_tail=0, lea
                 if first + depth == steps:
                     target = result + (row * out_width + panel * columns) * like.itemsize
                     real, stride = found[: last - row], out_width * like.itemsize
-                    if tail:
-                        at, tails = own + steps * 4, weight + (panel + 1) * panel_bytes - PANEL * tail
-                        scale_sums(real, at, row_bytes, tails)
-                        add_outliers(real, at + OUTLIERS_AT, row_bytes, weight + panel * panel_bytes, tails, False)
+                    codes = weight + panel * panel_bytes
+                    _scale_bytes(real, own + steps * 4, row_bytes, codes, codes + panel_bytes - PANEL * tail, held)
                     _store_result(real, bias, target, stride, min(out_width - panel * columns, columns), is_gated, like)
                 row += count
         chunk = following
