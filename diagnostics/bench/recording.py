@@ -327,7 +327,7 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times, an
         labels = _labels(node, node.revision) | {"engine": node.engine}
         phase = np.where(answers[number], "ready/", "unreachable/no_answer").astype(object)
         row("fleet_node_process_up", **labels)[:] = 1.0
-        if node.engine == "fleetctl":
+        if len(case.nodes) > 1 or node.engine == "fleetctl":  # of an engine of others the votes of its pool tell
             row("fleet_node_output_ok", **labels)[:] = 1.0
         for kind in spoken:
             row(_SIGNS[kind][0], **labels)[:] = 0.0
