@@ -312,3 +312,82 @@ def test_engine_that_tells_nothing_while_nothing_ends_is_believed_with_its_gatew
     counted = ("gateway_requests_total", {}, lambda since: 4.0 * np.minimum(since, 0.0) + 20_000.0)
     assert _answer("arrivals_gone", *told) == "unknown"
     assert _answer("arrivals_gone", *told, counted) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("steps", "up", "answer"),
+    [(60.0, 1.0, "yes"), (0.0, 1.0, "no"), (60.0, _then(1.0, 0.0, at=200.0), "no")],
+    ids=["works on", "stands still", "was ended"],
+)
+def test_platforms_word_of_a_node_that_works_on_is_its_probes(steps: Level, up: Level, answer: str) -> None:
+    name = _node("a", "vllm")
+    told = [
+        ("llm:up", name, 1.0),
+        ("fleet_node_process_up", name, up),
+        ("fleet_provider_reasons", {**name, "reason": "Unhealthy", "kind": "liveness"}, _then(np.nan, 1.0, at=60.0)),
+        ("llm:steps:rate", name, steps),
+        ("llm:served:rate", name, 2.0),
+    ]
+    assert _answer("unhealthy_yet_works", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("anew", "answer"), [((), "yes"), ((-100.0, 100.0), "no")], ids=["its counters go on", "it was started anew"]
+)
+def test_scrapes_that_fail_by_turns_are_no_death_where_the_count_goes_on(anew: Sequence[float], answer: str) -> None:
+    gaps = ((-150.0, -100.0), (50.0, 100.0), (260.0, 400.0))
+
+    def answers(since: Floats) -> Floats:
+        found = np.ones(len(since))
+        for begin, end in gaps:
+            found[(since >= begin) & (since < end)] = 0.0
+        return found
+
+    name = _node("a", "llamacpp")
+    told = [
+        ("llm:up", name, answers),
+        ("llamacpp:prompt_tokens_total", name, _gone(_counted(300.0, anew), *gaps)),
+    ]
+    assert _answer("scrapes_fail", *told, scope={"node": "a", "pool": "chat"}) == answer
+
+
+@pytest.mark.parametrize(("running", "answer"), [(8.0, "yes"), (0.0, "unknown")], ids=["under load", "while idle"])
+def test_longer_prompts_explain_what_requests_hold_and_nothing_that_an_idle_node_holds(
+    running: float, answer: str
+) -> None:
+    name = _node("a")
+    told = [
+        ("llm:up", name, 1.0),
+        ("llm:prompt_tokens:rate", name, 4000.0),
+        ("llm:prompt_tokens:mean", name, _then(900.0, 2700.0)),
+        ("llm:kv_ratio", name, 0.7),
+        ("llm:running", name, lambda since: np.where(since < -400, 8.0, running)),
+        ("llm:waiting", name, 0.0),
+    ]
+    assert _answer("kv_by_length", *told) == answer
+
+
+@pytest.mark.parametrize(("power", "answer"), [(300.0, "yes"), (None, "no")], ids=["to the last digit", "as ever"])
+def test_readings_of_a_card_that_works_never_stand_still(power: float | None, answer: str) -> None:
+    card = {**_node("a", "vllm"), "gpu": "0"}
+    noise = np.random.default_rng(3).normal(0, 4, len(AT))
+    told = [
+        ("llm:up", _node("a", "vllm"), 1.0),
+        ("llm:gpu_power_watts", card, lambda since: np.full_like(since, power) if power else 300 + noise),
+        ("llm:gpu_temperature_celsius", card, 61.0),
+        ("llm:gpu_utilization_ratio", card, 0.9),
+        ("llm:steps:rate", _node("a", "vllm"), 60.0),
+    ]
+    assert _answer("gpu_readings_frozen", *told) == answer
+
+
+@pytest.mark.parametrize("turn_s", [None, 60.0], ids=["for good", "by turns"])
+def test_node_that_is_slow_by_turns_is_no_slow_node(turn_s: float | None) -> None:
+    told: list[tuple[str, Mapping[str, str], Level]] = []
+    for n in range(3):
+        name = _node(f"node-{n}", "vllm")
+        turns: Level = 0.06
+        if turn_s is not None:
+            turns = lambda since: np.where(since % 60 > 30, 0.06, 0.02)  # noqa: E731
+        told += [("llm:up", name, 1.0), ("llm:step_seconds:mean", name, turns if n == 0 else 0.02)]
+    assert (_answer("slow_steps", *told, scope={"node": "node-0", "pool": "chat"}) == "yes") == (turn_s is None)
