@@ -21,6 +21,7 @@ from kernels.cpu import amx, instructions, paged_attention
 from kernels.cpu.byte_matrix import ByteMatrix
 from kernels.cpu.instructions import OPTION, ByteDots
 from kernels.cpu.kv_layout import in_tiles
+from kernels.cpu.nibble_matrix import NibbleMatrix
 from kernels.cpu.paged_attention import AttentionTask
 from kernels.cpu.pair_matrix import PairMatrix
 from kernels.cpu.panel_matrix import ProductTask
@@ -43,8 +44,9 @@ KERNELS = {
     "quad_matrix:_body": "bfmmla",
     "paged_attention:_body_in_pairs": "bfdot",
     "byte_matrix:_i8mm_body": "usdot",
+    "nibble_matrix:i8mm_in_float32": "usdot",
 }
-PAIRS, FOURS, ATTENTION, BYTES = KERNELS
+PAIRS, FOURS, ATTENTION, BYTES, NIBBLES = KERNELS
 MATRICES = {PairMatrix: PAIRS, QuadMatrix: FOURS}
 RESULT, OUT = ProductTask._fields.index("result"), AttentionTask._fields.index("out")
 
@@ -124,6 +126,23 @@ def test_emulated_products_of_bytes_have_the_bits_of_this_cpu(
         task, scratch_bytes = launched(there.region, partial(there, x, bias), monkeypatch)
         after = program.run(task, scratch_bytes, {})[RESULT]
         assert torch.equal(_result(after, dtype, rows, 70), here(x, bias).float())
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(900)
+def test_emulated_products_of_nibbles_have_the_bits_of_this_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ArmProgram(tmp_path, NIBBLES)
+    weight = quantised(torch.randn(70, 96), "w4a8")
+    here, there = NibbleMatrix(weight, torch.float32), NibbleMatrix(weight, torch.float32, dots=ByteDots.I8MM)
+    region = there.region._regions[torch.float32.itemsize]
+    for rows in (5, 20):
+        x, bias = torch.randn(rows, 96), torch.randn(70)
+        x[2, 5] = 90.0  # an outlier
+        task, scratch_bytes = launched(region, partial(there, x, bias), monkeypatch)
+        after = program.run(task, scratch_bytes, {})[RESULT]
+        assert torch.equal(_result(after, torch.float32, rows, 70), here(x, bias))
 
 
 @pytest.mark.bench
