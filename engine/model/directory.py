@@ -147,8 +147,8 @@ def step_bytes(config: ModelConfig, dtype: str, *, num_tokens: int, num_rows: in
     """At most what a step takes on a GPU beside weights and KV, `num_rows` of its tokens being sampled.
 
     Of a layer: what is added to, a norm's result, query, key and value, and gate and up with their product. Logits in
-    their own type, in float32, and once more where they are sampled; those of captured steps stay. Weights in blocks are
-    expanded for long prompts, one at a time.
+    their own type, in float32, and once more where they are sampled; those of captured steps stay. Weights in blocks
+    are expanded for long prompts, one at a time.
     """
     heads = config.num_heads + 2 * config.num_kv_heads
     of_token = 4 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
