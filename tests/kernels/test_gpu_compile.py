@@ -17,6 +17,7 @@ KERNELS = (
     "rope",
     "silu_mul",
     "store_kv",
+    "store_rows",
     "store_codes",
     "attention",
     "merge",
@@ -25,6 +26,7 @@ KERNELS = (
     "sample",
     "block_product",
     "merge_splits",
+    "expand",
 )
 
 
