@@ -269,6 +269,7 @@ def test_what_a_first_token_waits_for_beside_queue_and_prefill_lies_before_the_e
         ("llm:ttft_seconds:mean", name, ttft),
         ("llm:queue_seconds:mean", name, queue),
         ("llm:prefill_seconds:mean", name, 0.2),
+        ("llm:first_tokens:rate", name, 1.0),
     ]
     assert _answer("frontend_lags", *told) == answer
 
