@@ -176,6 +176,7 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
         assert calm.title == "Nothing is wrong with pool default: no alert, no symptom"
         assert {(one.question, one.answer) for one in calm.evidence} == {
             ("alerts", "no"),
+            ("fell_far_behind", "no"),
             ("numbers_missing", "no"),
             ("silent", "no"),
             ("queue_waits", "no"),
