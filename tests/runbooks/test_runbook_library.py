@@ -5,6 +5,8 @@ from __future__ import annotations
 import promql_parser
 import pytest
 
+from alerts.promql import evaluate
+from alerts.series.store import SeriesStore
 from fleetctl import wire
 from runbooks.plan import plan_page
 from runbooks.run import RunStatus
@@ -57,6 +59,29 @@ def test_expectations_are_promql(name: str) -> None:
     plan = plan_page(page, {key: spec.example for key, spec in page.inputs.items()}, library=LIBRARY)
     assert plan.verify is not None
     assert promql_parser.parse(plan.verify.expect)
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "holds"),
+    [
+        ({"node-3": 0.02, "node-4": 0.03, "new": 0.025}, True),
+        ({"node-3": 0.02, "node-4": 0.03, "new": 0.09}, False),
+        ({"node-3": 0.0001, "new": 0.004}, True),  # below 5 ms timers decide
+        ({"new": 0.09}, True),  # no node of its engine beside it
+    ],
+)
+def test_a_replacement_is_held_to_the_steps_of_its_own_engine(steps_s: dict[str, float], holds: bool) -> None:
+    """A pool of two engines: the others' steps are a tenth of ours."""
+    plan = plan_page(LIBRARY["replace-node"], {"node": "old", "replacement": "new", "pool": "default"}, library=LIBRARY)
+    assert plan.verify is not None
+    store = SeriesStore()
+    told = [("vllm", name, value) for name, value in (steps_s | {"old": 0.9}).items()]
+    for engine, node, value in [*told, *(("llamacpp", f"llama-{i}", 0.002) for i in range(4))]:
+        labels = {"node": node, "pool": "default", "model": "m", "engine": engine}
+        store.append({"__name__": "llm:step_seconds:mean", **labels}, 100.0, value)
+        store.append({"__name__": "llm:up", **labels}, 100.0, 1.0)
+    (found,) = evaluate(plan.verify.expect, store, 101.0)
+    assert bool(found.value) is holds
 
 
 def test_statuses_are_those_of_the_wire() -> None:
