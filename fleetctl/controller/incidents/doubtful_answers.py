@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from fleetctl.controller.incidents.counter_growth import Points, increase
+
 # A known prompt is asked once a minute: the last right answer to it is at most so old when one is wrong.
 CHECKED_EVERY_S = 60.0
-
-Points = Sequence[tuple[float, float]]
 
 
 @dataclass(slots=True)
@@ -32,7 +31,7 @@ class DoubtfulAnswers:
         told = {}
         for node, parts in spans.items():
             if by_gateway and node in self.finished:
-                told[node] = round(sum(_grown(points, *part) for points in self.finished[node] for part in parts))
+                told[node] = round(sum(increase(points, *part) for points in self.finished[node] for part in parts))
             elif node in self.served:
                 told[node] = round(sum(_summed(self.served[node], *part) for part in parts))
         return told
@@ -57,17 +56,6 @@ def wrong_spans(points: Points, since: float) -> list[tuple[float, float]]:
         spans.append((first, last))
     least = since - CHECKED_EVERY_S
     return [(max(begin - CHECKED_EVERY_S, least), end) for begin, end in spans if end > since]
-
-
-def _grown(points: Points, since: float, until: float) -> float:
-    """How much a counter grew in a span; it begins at zero where its first point is in it, and after a reset."""
-    total, last = 0.0, 0.0
-    for at, value in points:
-        if math.isfinite(value):
-            if since <= at <= until:
-                total += value - last if value >= last else value
-            last = value
-    return total
 
 
 def _summed(points: Points, since: float, until: float) -> float:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from fleetctl.controller.incidents.counter_growth import Points, growths
 
 WINDOW_S = 20.0  # as the nodes' p99 has it
-
-Points = Sequence[tuple[float, float]]
 
 
 def worst_p99_s(buckets: Mapping[float, Sequence[Points]], since: float) -> float | None:
@@ -19,15 +20,10 @@ def worst_p99_s(buckets: Mapping[float, Sequence[Points]], since: float) -> floa
     windows: dict[int, dict[float, float]] = defaultdict(dict)
     for bound, series in buckets.items():
         for points in series:
-            last: float | None = None
-            for at, value in points:
-                if not math.isfinite(value):
-                    continue
-                if last is not None and at >= since:
-                    grown = value - last if value >= last else value
+            for at, grown in islice(growths(points), 1, None):  # what the first point has is of before
+                if at >= since:
                     counts = windows[int((at - since) // WINDOW_S)]
                     counts[bound] = counts.get(bound, 0.0) + grown
-                last = value
     found = [one for counts in windows.values() if (one := _quantile(counts, 0.99)) is not None]
     return max(found, default=None)
 

@@ -13,6 +13,7 @@ from alerts.labels import LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import began_at
 from diagnostics.record import Fate, Impact, IncidentRecord
+from fleetctl.controller.incidents.counter_growth import increase
 from fleetctl.controller.incidents.doubtful_answers import DoubtfulAnswers
 from fleetctl.controller.incidents.gateway_wait import worst_p99_s
 from fleetctl.controller.nodes.gateways import DEATHS, GATEWAY_JOB
@@ -242,18 +243,6 @@ def outage_s(ups: Sequence[Points], since: float) -> float:
         elif not is_down and down_since is not None:
             total, down_since = total + max(0.0, at - down_since), None
     return total + (max(0.0, looks[-1][0] - down_since) if looks and down_since is not None else 0.0)
-
-
-def increase(points: Points, since: float) -> float:
-    """How much a counter grew from `since` on. It begins at zero when its first point is later, and after a reset."""
-    total, last = 0.0, 0.0
-    for at, value in points:
-        if not math.isfinite(value):
-            continue
-        if at >= since:
-            total += value - last if value >= last else value
-        last = value
-    return total
 
 
 def _is_within(labels: Mapping[str, str], scope: Mapping[str, str]) -> bool:

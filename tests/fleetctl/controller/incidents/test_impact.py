@@ -8,7 +8,8 @@ import pytest
 from alerts.series.store import SeriesStore
 from diagnostics.postmortem import PostmortemInput, render
 from diagnostics.record import AlertRecord, IncidentRecord
-from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, increase, slo_minutes
+from fleetctl.controller.incidents.counter_growth import increase
+from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, slo_minutes
 from fleetctl.controller.notifications.incident_notice import impact_words
 
 OPENED = 1000.0
