@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.model.sequence import Sequence as SequenceState
 from engine.protocol.step import Scheduled
+from kernels.one_copy import in_one_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,8 @@ class Batch:
         parts = (self.token_ids, self.positions, self.slots, self.sample_rows)
         if device.type != "cuda" or self.token_ids.device.type == "cuda":
             return self
-        # An even number of each: Triton compiles a kernel again for a pointer that is not aligned to 16 bytes.
-        starts = np.cumsum([0, *(len(part) + len(part) % 2 for part in parts)]).tolist()
-        whole = torch.zeros(starts[-1], dtype=torch.int64, pin_memory=True)
-        for part, start in zip(parts, starts, strict=False):
-            whole[start : start + len(part)] = part
-        flat = whole.to(device, non_blocking=True)
-        moved = [flat[start : start + len(part)] for part, start in zip(parts, starts, strict=False)]
-        return replace(self, token_ids=moved[0], positions=moved[1], slots=moved[2], sample_rows=moved[3])
+        token_ids, positions, slots, sample_rows = in_one_copy(parts, device)
+        return replace(self, token_ids=token_ids, positions=positions, slots=slots, sample_rows=sample_rows)
 
 
 def make_batch(

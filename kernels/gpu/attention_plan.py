@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.one_copy import in_one_copy
+
 SPLIT = 512  # keys of one part. Partial results then are 2 % of the bytes of a 4-fold shared 16-bit cache
 KEY_ALIGN = 128  # first keys are multiples of it, as of every key tile's width
 SMALL_ROWS, LARGE_ROWS = 16, 64  # the least that mma.sync multiplies, and wgmma
@@ -43,7 +45,6 @@ class MergeColumns(NamedTuple):
 
 
 ITEM, MERGE = ItemColumns(*range(8)), MergeColumns(*range(4))
-_ALIGN = 4  # int32 in 16 bytes
 WHOLE = -1  # as a partial: this item is the only one for its queries
 
 
@@ -93,7 +94,7 @@ class HostPlan:
     def placed(self, device: torch.device | str) -> GpuAttentionPlan:
         """The same on the device: one copy, which is not waited for."""
         parts = [self.block_tables, *(part for group in self.groups for part in (group.items, group.merges))]
-        moved = iter(_to_device(parts, device))
+        moved = iter(in_one_copy([torch.from_numpy(part) for part in parts], device))
         tables = next(moved)
         groups = tuple(
             TileGroup(group.rows, next(moved), next(moved), group.num_partials, group.max_queries)
@@ -202,17 +203,3 @@ class _Batch:
         if self.window is None:
             return np.zeros_like(positions)
         return np.maximum(positions - self.window + 1, 0) // KEY_ALIGN * KEY_ALIGN
-
-
-def _to_device(parts: list[np.ndarray], device: torch.device | str) -> list[Tensor]:
-    """All parts in one copy, which does not wait for the device, each aligned to 16 bytes: for a pointer that is not,
-    Triton compiles a kernel again.
-    """
-    starts = np.cumsum([0, *(-(-part.size // _ALIGN) * _ALIGN for part in parts)]).tolist()
-    whole = np.zeros(starts[-1], dtype=np.int32)
-    for part, start in zip(parts, starts, strict=False):
-        whole[start : start + part.size] = part.ravel()
-    flat = torch.from_numpy(whole)
-    if torch.device(device).type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
-    return [flat[start : start + part.size].view(part.shape) for part, start in zip(parts, starts, strict=False)]
