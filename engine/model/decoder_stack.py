@@ -7,7 +7,8 @@ decoding step can be recorded (`recorded_steps.py`) or computed as it comes (`de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from kernels.layer_ops import rms_norm, rope_store
 from kernels.linear import gated_linear, row_linear
 from kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 
+Plan = TypeVar("Plan")
 Inputs: TypeAlias = tuple[Tensor, ...]  # of the layers: embeddings, cosine and sine of the positions, and what else
 
 
@@ -42,6 +44,7 @@ class DecoderStack:
         self.device = weights.embedding.device
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
+        self._windows = tuple(dict.fromkeys(config.window_of(i) for i in range(config.num_layers)))
         self.features: LayerFeatures | None = None  # what layers begin with is kept there, if anybody wants it
 
     def embed(self, batch: Batch, into: Inputs | None = None) -> Inputs:
@@ -57,12 +60,13 @@ class DecoderStack:
 
     def plans(self, batch: Batch) -> dict[int | None, AttentionPlan]:
         """Attention's plan for each window that a layer has."""
+        return self.planned(batch, partial(plan_attention, device=self.device))
+
+    def planned(self, batch: Batch, plan: Callable[..., Plan]) -> dict[int | None, Plan]:
+        """What `plan` makes of a batch for each window that a layer has: as `plan_attention`, but for a device."""
         tensors = (batch.block_tables, batch.seq_lens, batch.query_starts)
         heads = {"num_heads": self.config.num_heads, "num_kv_heads": self.config.num_kv_heads}
-        return {
-            window: plan_attention(*tensors, **heads, sliding_window=window, device=self.device)
-            for window in {self.config.window_of(i) for i in range(self.config.num_layers)}
-        }
+        return {window: plan(*tensors, **heads, sliding_window=window) for window in self._windows}
 
     def layers(
         self,

@@ -67,7 +67,7 @@ class GraphSteps:
         if kv.data_ptr() != self._cache_at:  # the node slept
             self.drop()
             self._cache_at = kv.data_ptr()
-        size, plans = padded(rows), host_plans(self._stack, batch)
+        size, plans = padded(rows), self._stack.planned(batch, plan_on_host)
         rooms = [room for plan in plans.values() if (room := room_for(plan, size)) is not None]
         if len(rooms) < len(plans):
             return None
@@ -94,15 +94,6 @@ class GraphSteps:
             log.warning(
                 "runner.steps_not_captured", reason=str(exc), remedy="steps are launched one by one, and slower"
             )
-
-
-def host_plans(stack: DecoderStack, batch: Batch) -> dict[int | None, HostPlan]:
-    """Attention's plan for each window that a layer has, still on the host."""
-    config = stack.config
-    tensors = (batch.block_tables, batch.seq_lens, batch.query_starts)
-    heads = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads}
-    windows = dict.fromkeys(config.window_of(i) for i in range(config.num_layers))
-    return {window: plan_on_host(*tensors, **heads, sliding_window=window) for window in windows}
 
 
 class PaddedStep:
