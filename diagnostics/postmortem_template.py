@@ -62,7 +62,7 @@ It began {{ began_at | utc }}\
 
 {% if impact.slo_minutes is not none %}
 Time with a p99 time to first token above its objective of {{ impact.objective_ttft_s | span }}: \
-{{ (60 * impact.slo_minutes) | span }}.
+{{ (60 * impact.slo_minutes) | span if impact.slo_minutes else "none" }}.
 {% endif %}
 
 {% if impact.fates %}

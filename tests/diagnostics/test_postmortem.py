@@ -330,3 +330,5 @@ def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> Non
     )
     assert "| node-2 | failed | 3 |" in text
     assert "above its objective of 2.0 s: 4 min 00 s." in text
+    within = page(IMPACT.model_copy(update={"slo_minutes": 0.0, "objective_ttft_s": 2.0}))
+    assert "above its objective of 2.0 s: none." in within
