@@ -220,7 +220,8 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         start_node(tmp_path, model_dir=broken_text_dir, extra_args=args) as source,
         start_node(tmp_path, model_dir=broken_text_dir) as target,
     ):
-        source.http.post("/admin/faults", json={"slow_steps": 40})  # none ends before all wait, on a busy machine too
+        # None ends before the drain, however busy the machine: 150 tokens of a second and more each.
+        source.http.post("/admin/faults", json={"slow_steps": 1000})
         results: dict[int, list[Streamed]] = {}
 
         def run(seed: int) -> None:
@@ -240,6 +241,7 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         refused = source.http.post("/v1/completions", json=body_of(99))
         assert (refused.status_code, refused.headers["X-Fleet-Refused"]) == (503, "draining")
         source.drain(0)  # a new deadline: looked at first, as on a busy machine it may pass between two looks
+        source.http.post("/admin/faults", json={"slow_steps": None})
         for thread in threads:
             thread.join(timeout=60)
         receipt = source.wait_drained()["receipt"]
