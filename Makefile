@@ -13,13 +13,20 @@ PYTEST_ARGS ?=
 TAG ?= 0.1.0
 PYTEST = $(BIN)/python -m pytest
 # In the order of tests/conftest.py, longest first, so that no stage ends with one worker.
-BY_FILE = --dist loadfile --no-loadscope-reorder
+BY_FILE = -n 3 --dist loadfile --no-loadscope-reorder
 # 5: no test at all, which is right for a stage of which PYTEST_ARGS asks for nothing.
 PYTEST_END = $(PYTEST_ARGS) $(if $(PYTEST_ARGS),|| test $$? -eq 5)
 # The files of a marker, as reading all to run a few costs every worker seconds; what PYTEST_ARGS names may lie elsewhere.
 marked = $(if $(PYTEST_ARGS),,$$(grep -rlw --include='test_*.py' 'mark.$(1)' tests))
+# What fails runs once more with nothing beside it, and is named: the neighbours, or the code? (docs/decisions/0079)
+stage = @cache=".pytest_cache/$@"; run() { $(PYTEST) -o cache_dir="$$cache" "$$@" -m $(1) $(2) $(PYTEST_ARGS); }; \
+  run --cache-clear $(3) || case $$? in \
+    1) echo "== once more, with nothing beside it: what passes now is unsteady, what fails again is broken"; \
+       run --last-failed --last-failed-no-failures none --maxfail 3 --verbose ;; \
+    5) $(if $(PYTEST_ARGS),true,false) ;; \
+    *) false ;; esac
 
-.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods pictures cockpit-screens bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
+.PHONY: help kubernetes test-kubernetes crash-points bench-predictions bench-diagnosis bench-diagnosis-real bench-routing bench-engine bench-signals first-night long-night soak-node soak-gateway soak-drain storm-gateway demo up down top test test-most test-waits test-serial test-gpu test-wheel wheel mutants images kube-tools manifests bench-kernels bench-controller bench-targets bench-tui bench-pods pictures cockpit-screens bench-gateway compile-gateway test-compiled check format setup setup-dev debs clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 18
@@ -37,9 +44,16 @@ top: setup ## Open the cockpit
 	@$(BIN)/fleetctl top
 
 test: setup-dev debs kube-tools kubernetes check ## Install, then run all checks and tests (what CI runs)
-	$(PYTEST) -n 3 $(BY_FILE) -m "not gpu and not bench and not serial and not waits" $(PYTEST_END)
-	$(PYTEST) -n 3 $(BY_FILE) -m "waits and not gpu and not bench" $(call marked,waits) $(PYTEST_END)
-	$(PYTEST) -m "serial and not gpu and not bench" $(call marked,serial) $(PYTEST_END)
+	@$(MAKE) --no-print-directory --keep-going test-most test-waits test-serial
+
+test-most:
+	$(call stage,"not gpu and not bench and not serial and not waits",,$(BY_FILE))
+
+test-waits:
+	$(call stage,"waits and not gpu and not bench",$(call marked,waits),$(BY_FILE))
+
+test-serial:
+	$(call stage,"serial and not gpu and not bench",$(call marked,serial))
 
 test-gpu: setup-dev ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu tests/kernels tests/engine/model $(PYTEST_ARGS)
