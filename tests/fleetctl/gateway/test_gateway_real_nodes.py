@@ -70,14 +70,20 @@ async def ask(
     return text, token_ids, events[-1] == "[DONE]", request_id
 
 
-async def wait_busy(node: EngineNode, running: int) -> None:
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
-        async with asyncio.timeout(30):
-            while True:
-                async with session.get(node.url + "/admin/drain") as response:
-                    if (await response.json())["running"] >= running:
-                        return
-                await asyncio.sleep(0.01)
+async def slow_down(node: EngineNode) -> None:
+    """Its answers take some ten seconds: none ends before the node does, however busy the machine."""
+    await asyncio.to_thread(node.http.post, "/admin/faults", json={"slow_steps": 40.0})
+
+
+async def wait_busy(node: EngineNode, held: int, tokens_out: int = 0) -> None:
+    """Until it has so many requests, and each of them so many tokens."""
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session, asyncio.timeout(60):
+        while True:
+            async with session.get(node.url + "/admin/requests") as response:
+                rows = (await response.json())["requests"]
+            if sum(row["tokens_out"] >= tokens_out for row in rows) >= held:
+                return
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -89,6 +95,7 @@ async def test_a_drain_with_no_time_moves_streams_without_a_trace(
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
             await until(lambda: served.gateway.routing.table is not None)
+            await slow_down(first)
             session = served.session
             tasks = [asyncio.create_task(ask(session, served.url, n, stream=stream)) for n in range(NUM_STREAMS)]
             await wait_busy(first, 3)
@@ -120,6 +127,7 @@ async def test_the_books_of_a_load_run_agree_with_the_nodes_receipts(
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
             await until(lambda: served.gateway.routing.table is not None)
+            await slow_down(first)
             run = LoadRun(LoadSettings(url=served.url, model="tiny"))
             shapes = [RequestShape(0.0, 20, 200) for _ in range(NUM_STREAMS)]
             task = asyncio.create_task(run.send_all(shapes, asyncio.Event()))
@@ -139,10 +147,11 @@ async def test_a_killed_node_loses_nobody_a_request(tmp_path: Path, nodes: tuple
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN) as served:
             await until(lambda: served.gateway.routing.table is not None)
+            await slow_down(first)
             run = LoadRun(LoadSettings(url=served.url, model="tiny"))
             shapes = [RequestShape(0.0, 20, 300) for _ in range(NUM_STREAMS)]
             task = asyncio.create_task(run.send_all(shapes, asyncio.Event()))
-            await wait_busy(first, 3)
+            await wait_busy(first, 3, tokens_out=4)
             first.proc.send_signal(signal.SIGKILL)
             report = await task
             assert (report.finished, report.lost, report.duplicated) == (NUM_STREAMS, 0, 0)
@@ -155,7 +164,7 @@ async def test_a_stopped_node_costs_nobody_a_request_and_comes_back(
     tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
 ) -> None:
     first, second = nodes
-    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=1)
+    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=4)  # the other one answers in it on a busy machine too
     async with scripted_controller() as controller:
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN, limits=limits) as served:

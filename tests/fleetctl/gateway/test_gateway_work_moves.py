@@ -91,7 +91,7 @@ def said(response: dict[str, Any]) -> str:
 
 async def wait_busy(node: EngineNode, held: int, tokens_out: int = 0) -> None:
     """Until it has so many requests that the drain will account for, and a stream of them is so far."""
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session, asyncio.timeout(60):
         while True:
             async with session.get(node.url + "/admin/requests") as response:
                 rows = (await response.json())["requests"]
@@ -117,7 +117,8 @@ async def test_responses_go_on_where_their_node_left(
     tmp_path: Path, talking: tuple[EngineNode, EngineNode], how: str
 ) -> None:
     first, second = talking
-    await slow_down(first, second, times=4)
+    await slow_down(first, times=40)  # 12 s an answer: none ends before the node does
+    await slow_down(second, times=4)
     async with scripted_controller() as controller:
         controller.version += 1
         controller.routes = [

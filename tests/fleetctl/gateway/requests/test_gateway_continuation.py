@@ -205,7 +205,7 @@ async def test_a_stream_of_another_engine_ends_with_an_error_when_its_node_dies(
 
 
 async def test_a_stream_leaves_a_node_that_fell_silent_and_hears_nothing_of_it_any_more(tmp_path: Path) -> None:
-    limits = GatewaySettings(probe_after_s=0.05, probe_limit_s=0.1, stream_silence_limit_s=3600)
+    limits = GatewaySettings(probe_after_s=0.05, probe_limit_s=0.5, stream_silence_limit_s=3600)
     async with small_fleet(tmp_path, "a", "b", limits=limits) as (served, nodes, _):
         tell_all(nodes)
         served.gateway.loads.suspect("b", 3600)  # it is only the second choice
