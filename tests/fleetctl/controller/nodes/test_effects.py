@@ -88,21 +88,25 @@ async def test_draining_a_node_whose_process_died_says_that_it_is_gone(controlle
     assert "in_flight" not in receipt
 
 
-async def test_a_hung_node_is_cordoned_not_waited_for_and_stopped(controller: Controller, tmp_path: Path) -> None:
-    await tell_node(controller, "node-1", held=3)
-    kill(tmp_path, "node-1", signal.SIGSTOP)
-    drained = await controller.effects.drain("node-1", deadline_s=30)
-    assert drained["state"] == "unreachable"
-    assert "in_flight" not in drained, "what it holds is not known"
-    assert routes(controller)["node-1"] is RouteState.CORDONED
-    stopped = await controller.effects.stop_node("node-1", grace_s=0.2)
-    assert (stopped["held"], stopped["forced"]) == (None, False)
-    assert not controller.effects.provider.observe("node-1").running
+async def test_a_hung_node_is_cordoned_not_waited_for_and_stopped(tmp_path: Path) -> None:
+    try:
+        async with running_fleet(make_config(tmp_path, silent_after_s=0.5)) as controller:
+            await tell_node(controller, "node-1", held=3)
+            kill(tmp_path, "node-1", signal.SIGSTOP)
+            drained = await controller.effects.drain("node-1", deadline_s=30)
+            assert drained["state"] == "unreachable"
+            assert "in_flight" not in drained, "what it holds is not known"
+            assert routes(controller)["node-1"] is RouteState.CORDONED
+            stopped = await controller.effects.stop_node("node-1", grace_s=0.2)
+            assert (stopped["held"], stopped["forced"]) == (None, False)
+            assert not controller.effects.provider.observe("node-1").running
+    finally:
+        stop_all(tmp_path)
 
 
 async def test_replacing_a_hung_node_leaves_three_healthy_ones(tmp_path: Path) -> None:
     try:
-        async with running_fleet(make_config(tmp_path, nodes=3)) as controller:
+        async with running_fleet(make_config(tmp_path, nodes=3, silent_after_s=0.5)) as controller:
             kill(tmp_path, "node-2", signal.SIGSTOP)
             page = controller.content.pages["replace-node"]
             assert page.verify is not None
