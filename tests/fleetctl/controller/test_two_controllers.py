@@ -14,7 +14,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.process import ProcessTable
 from tests.fixtures.controller import NODE_TOKEN, TOKEN, stop_all
-from tests.fixtures.controller_process import ControllerProcess, eventually
+from tests.fixtures.controller_process import LEASE_S, ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(240)]
@@ -23,16 +23,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(240)]
 class Pair:
     def __init__(self, state_dir: Path, database_url: str) -> None:
         self.state_dir = state_dir
-        settings = {"database_url": database_url, "lease_s": 1.5, "nodes": 3, "capacity_floor_ratio": 0.3}
+        settings = {"database_url": database_url, "lease_s": LEASE_S, "nodes": 3, "capacity_floor_ratio": 0.3}
         self.first = ControllerProcess("first", state_dir, **settings)
         eventually(lambda: self.first.leads, "the first one leads")
         self.second = ControllerProcess("second", state_dir, **settings)
         eventually(lambda: self.standbys() == [self.second.url], "the second one is its standby")
-        eventually(lambda: self.first.get("/v1/status")["nodes_ready"] == 3, "the fleet is ready")
+        eventually(lambda: self.status().get("nodes_ready") == 3, "the fleet is ready")
+
+    def status(self) -> dict:
+        """The first one's; nothing while it does not answer."""
+        return self.first.get("/v1/status") or {}
 
     def standbys(self) -> list[str]:
-        status = self.first.get("/v1/status")
-        return [] if status is None else status["leadership"]["standbys"]
+        return self.status().get("leadership", {}).get("standbys", [])
 
     def node_url(self, name: str) -> str:
         url = ProcessTable(self.state_dir / "run").observe(name).url
@@ -89,7 +92,7 @@ def take_over_in_mid_run(
     pair: Pair, leader: ControllerProcess, successor: ControllerProcess, name: str, number: signal.Signals
 ) -> None:
     httpx.post(f"{pair.node_url(name)}/test", verify=NO_TLS, json={"held": 2}, trust_env=False).raise_for_status()
-    asked = leader.ask("POST", "/v1/actions", json={"command": f"drain {name} --deadline 4s", "requested_by": "ann"})
+    asked = leader.ask("POST", "/v1/actions", json={"command": f"drain {name} --deadline 12s", "requested_by": "ann"})
     assert asked is not None
     assert asked.status_code == 201
     run_id = asked.json()["id"]

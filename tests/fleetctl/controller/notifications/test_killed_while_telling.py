@@ -13,7 +13,7 @@ import pytest
 
 from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.controller import stop_all
-from tests.fixtures.controller_process import ControllerProcess, eventually
+from tests.fixtures.controller_process import LEASE_S, ControllerProcess, eventually
 from tests.fixtures.postgres import PostgresCluster
 from tests.fixtures.receivers import HttpReceiver, http_receiver
 
@@ -119,7 +119,7 @@ def test_what_was_sent_and_not_noted_is_sent_again_under_the_same_key_and_ends_o
 def test_a_leader_that_stood_still_while_sending_and_its_standby_tell_under_one_key_and_it_ends_once(
     state_dir: Path, http: HttpReceiver, postgres_cluster: PostgresCluster
 ) -> None:
-    database = {"database_url": postgres_cluster.new_url(), "lease_s": 1.5}
+    database = {"database_url": postgres_cluster.new_url(), "lease_s": LEASE_S}
     http.may_answer.clear()
     first = controller(state_dir, f"{http.url}/hook", "first", **database)
     try:
