@@ -105,21 +105,21 @@ def test_a_write_that_was_begun_before_a_takeover_ends_before_it_or_not_at_all(
 
     def slow_write(connection: sa.Connection) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         put_meta(connection, "who", "first")
 
     try:
         write = first.write_soon(slow_write)
-        assert begun.wait(10)
+        assert begun.wait(60)
         with ThreadPoolExecutor(1) as other:
             claim = other.submit(Journal(second.engine).claim_epoch)
             with pytest.raises(TimeoutError):
                 claim.result(0.2)
             go_on.set()
-            assert claim.result(10) == 2
-        write.result(10)
+            assert claim.result(60) == 2
+        write.result(60)
         with pytest.raises(FencedError):
-            first.write_soon(lambda c: put_meta(c, "who", "late")).result(10)
+            first.write_soon(lambda c: put_meta(c, "who", "late")).result(60)
         with second.engine.begin() as connection:
             assert get_meta(connection, "who") == "first"
     finally:
@@ -137,7 +137,7 @@ def test_a_write_that_waits_for_a_takeover_is_refused_after_it(postgres_cluster:
             with pytest.raises(TimeoutError):
                 write.result(0.2)
         with pytest.raises(FencedError, match="epoch 2 took over from 1"):
-            write.result(10)
+            write.result(60)
     finally:
         first.close()
         second.close()

@@ -243,7 +243,7 @@ async def draining(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Gatewa
         await until(lambda: gateway.metrics.registry.get_sample_value(ttft) == 1 or serving.done() or stream.done())
         try:
             yield gateway, node, serving, stream
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, 60)
         finally:
             for number in numbers:
                 asyncio.get_running_loop().remove_signal_handler(number)

@@ -209,7 +209,7 @@ async def test_a_peer_that_hangs_delays_neither_the_turn_nor_the_other_peer() ->
         public_url="",
         resend_s=60,
     )
-    await asyncio.wait_for(both.queue_due(), 10)
+    await asyncio.wait_for(both.queue_due(), 60)
 
     async def arrived() -> bool:
         return other.nodes() == ["n1"]

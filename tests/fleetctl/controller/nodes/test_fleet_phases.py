@@ -210,7 +210,7 @@ class SlowProvider:
         if self._is_first and name == "node-1":
             self._is_first = False
             self.asked.set()
-            self.go_on.wait(20)
+            self.go_on.wait(60)
         return self._inner.observe(name)
 
 
@@ -221,7 +221,7 @@ async def test_a_look_that_is_overtaken_by_a_later_one_is_old_news(tmp_path: Pat
             slow = SlowProvider(make_provider(tmp_path))
             controller.fleet._provider = slow  # type: ignore[assignment]
             overtaken = asyncio.create_task(controller.fleet.observe_nodes())
-            await asyncio.to_thread(slow.asked.wait, 20)
+            await asyncio.to_thread(slow.asked.wait, 60)
             await controller.effects.cordon("node-1")
             slow.go_on.set()
             await overtaken

@@ -64,7 +64,7 @@ class Site:
         """Status and body of each answer to these bytes, until the server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(raw)
-        got = await asyncio.wait_for(reader.read(), 10)
+        got = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         return answers_in(got)
 
@@ -217,11 +217,11 @@ async def test_who_never_ends_its_head_has_a_time_limit_and_others_do_not_notice
         kept = await asyncio.open_connection("127.0.0.1", site.port)
         kept[1].write(GET)
         await kept[0].readuntil(b"GET /a ")
-        assert await asyncio.wait_for(silent[0].read(), 10) == b""
-        assert b" 408 " in await asyncio.wait_for(begun[0].readline(), 10)
+        assert await asyncio.wait_for(silent[0].read(), 60) == b""
+        assert b" 408 " in await asyncio.wait_for(begun[0].readline(), 60)
         assert site.ended == ["head_timeout"] * 2
         kept[1].write(GET)
-        await asyncio.wait_for(kept[0].readuntil(b"GET /a "), 10)
+        await asyncio.wait_for(kept[0].readuntil(b"GET /a "), 60)
         for _, writer in (silent, begun, kept):
             writer.close()
 
@@ -250,7 +250,7 @@ async def test_when_all_places_are_taken_an_idle_connection_goes_and_a_busy_one_
         await idle[0].readuntil(b"GET /a ")
         third = await asyncio.open_connection("127.0.0.1", site.port)
         third[1].write(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
-        assert await asyncio.wait_for(idle[0].read(), 10) == b""
+        assert await asyncio.wait_for(idle[0].read(), 60) == b""
         await until(lambda: site.ended == ["full"])
         await until(lambda: len(site.server.limits) == 3)
         await asyncio.sleep(0.02)  # let the third one's request arrive
@@ -302,10 +302,10 @@ async def test_draining_ends_idle_connections_now_and_others_with_their_answer()
         await until(lambda: len(site.server.limits) == 2)
         await asyncio.sleep(0.02)
         site.server.stop_accepting()
-        assert await asyncio.wait_for(idle[0].read(), 10) == b""
+        assert await asyncio.wait_for(idle[0].read(), 60) == b""
         begun[1].write(b"x")
-        assert b"connection: close\r\n" in await asyncio.wait_for(begun[0].read(), 10)
-        await asyncio.wait_for(site.server.drained(), 10)
+        assert b"connection: close\r\n" in await asyncio.wait_for(begun[0].read(), 60)
+        await asyncio.wait_for(site.server.drained(), 60)
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", site.port)
         for _, writer in (idle, begun):
@@ -338,7 +338,7 @@ async def test_tls_answers_limits_handshakes_and_a_new_server_reads_the_certific
         trust = ssl.create_default_context(cafile=str(certificate))
         reader, writer = await asyncio.open_connection("localhost", site.port, ssl=trust)
         writer.write(CLOSE)
-        got = await asyncio.wait_for(reader.read(), 10)
+        got = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         return got
 

@@ -252,7 +252,7 @@ async def test_a_body_that_nobody_reads_stops_the_node() -> None:
 
     async with serving(answer) as base, aclosing(NodeClient(connect_limit_s=5)) as client:
         got = await client.request("GET", base, "/")
-        await asyncio.wait_for(stopped.wait(), 10)
+        await asyncio.wait_for(stopped.wait(), 60)
         assert sent < 50_000_000
         assert len(await got.read_any()) <= MAX_HELD_BYTES + 256 * 1024
         assert len(await body_of(got)) > 90_000_000, "and it goes on when the body is read"
@@ -271,9 +271,9 @@ async def test_whoever_stops_waiting_closes_the_connection() -> None:
 
     async with serving(answer) as base, aclosing(NodeClient(connect_limit_s=5)) as client:
         task = asyncio.create_task(client.request("GET", base, "/"))
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 60)
         task.cancel()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
         assert client.counts().idle == 0
 
 
