@@ -175,7 +175,7 @@ def test_a_handed_off_stream_tells_all_that_its_receiver_begins_after(node: Engi
     body = {"prompt": "hello", "max_tokens": 400, "seed": 3, "stream": True}
     lines, handoff, num_events = [], None, 0
     headers = headers_of("drained") | {"X-Fleet-Handoff": "accept"}
-    with node.http.stream("POST", COMPLETION_PATH, json=body, headers=headers) as answer:
+    with node.slowed(), node.http.stream("POST", COMPLETION_PATH, json=body, headers=headers) as answer:
         for line in answer.iter_lines():
             if line.startswith(":p "):
                 lines.append(line)
@@ -240,8 +240,8 @@ def test_what_can_not_be_continued_is_refused(node: EngineNode, change: dict[str
 
 
 def test_a_continued_stream_keeps_its_first_deadline(node: EngineNode) -> None:
-    body = {"prompt": "hello", "max_tokens": 12, "stream": True, "deadline_s": 0.4}
+    body = {"prompt": "hello", "max_tokens": 12, "stream": True, "deadline_s": 60}
     first = read(node, COMPLETION_PATH, body, "late")
-    sent = continuation(COMPLETION_PATH, body, "late", first.resolved, first.events[0][0])
+    sent = continuation(COMPLETION_PATH, body, "late", first.resolved, first.events[0][0]) | {"elapsed_s": 60.1}
     answer = node.http.post("/internal/continue", json=sent, headers=headers_of("late"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")

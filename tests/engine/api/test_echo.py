@@ -150,13 +150,14 @@ def test_what_can_not_be_asked_is_refused(node: EngineNode, body: dict[str, Any]
 def test_a_moved_request_has_its_prompts_log_probabilities_once(node: EngineNode) -> None:
     body = {"prompt": LONG, "max_tokens": 200, "echo": True, "logprobs": 0, "temperature": 0, "ignore_eos": True}
     whole = node.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    moved = read_stream(
-        node,
-        "/v1/completions",
-        {**body, "stream": True},
-        headers={"X-Fleet-Handoff": "accept"},
-        on_chunk=lambda count: node.drain(0) if count == 3 else None,
-    )
+    with node.slowed(200):
+        moved = read_stream(
+            node,
+            "/v1/completions",
+            {**body, "stream": True},
+            headers={"X-Fleet-Handoff": "accept"},
+            on_chunk=lambda count: node.drain(0) if count == 3 else None,
+        )
     node.http.post("/admin/resume")
     assert moved.handoff is not None
     rest = read_stream(node, "/internal/continue", moved.handoff)

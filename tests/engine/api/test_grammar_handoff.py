@@ -50,11 +50,10 @@ def _handoff(source: EngineNode, body: dict[str, Any]) -> dict[str, Any]:
         if count == 3:
             source.drain(0)
 
-    try:
+    with source.slowed(300):
         first = read_stream(source, "/v1/chat/completions", body, headers=ACCEPT, on_chunk=on_chunk)
-    finally:
-        source.http.post("/admin/resume")
-    assert first.handoff is not None, "the answer was too quick to be moved"
+    source.http.post("/admin/resume")
+    assert first.handoff is not None
     return first.handoff
 
 
@@ -122,13 +121,14 @@ def test_a_moved_stream_reads_as_an_unmoved_one(nodes: tuple[EngineNode, EngineN
     for fields in ({"response_format": FORMAT}, TOOLS):
         body = CHAT | fields
         unmoved = read_stream(target, "/v1/chat/completions", body, headers={"X-Request-Id": "same"})
-        first = read_stream(
-            source,
-            "/v1/chat/completions",
-            body,
-            headers={**ACCEPT, "X-Request-Id": "same"},
-            on_chunk=lambda count: source.drain(0) if count == 8 else None,
-        )
+        with source.slowed(300):
+            first = read_stream(
+                source,
+                "/v1/chat/completions",
+                body,
+                headers={**ACCEPT, "X-Request-Id": "same"},
+                on_chunk=lambda count: source.drain(0) if count == 8 else None,
+            )
         source.http.post("/admin/resume")
         assert first.handoff is not None
         parts = [first, read_stream(target, "/internal/continue", first.handoff)]

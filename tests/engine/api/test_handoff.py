@@ -82,13 +82,23 @@ def move_after(source: EngineNode, num_events: int) -> Callable[[int], None]:
 
 def moved(source: EngineNode, target: EngineNode, body: dict[str, Any], after: int) -> list[Streamed]:
     """The parts of a stream that is moved once, or not at all when it was too quick."""
-    first = read_stream(source, "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(source, after))
+    with source.slowed(10):
+        first = read_stream(source, "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(source, after))
     source.http.post("/admin/resume")
     if first.handoff is None:
         assert first.is_done
         return [first]
     assert not first.is_done
     return [first, read_stream(target, "/internal/continue", first.handoff, headers=ACCEPT)]
+
+
+def handed_off(source: EngineNode, body: dict[str, Any], after: int) -> dict[str, Any]:
+    """What a stream that is surely moved ends with."""
+    with source.slowed(300):
+        first = read_stream(source, "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(source, after))
+    source.http.post("/admin/resume")
+    assert first.handoff is not None
+    return first.handoff
 
 
 def assert_same(parts: list[Streamed], whole: Streamed, num_choices: int = 1) -> None:
@@ -125,9 +135,7 @@ def test_every_cut_of_one_stream_continues_exactly(nodes: tuple[EngineNode, Engi
     source, target = nodes
     body = body_of(3, stop=["STOPa", "éb"], max_tokens=60)
     whole = read_stream(target, "/v1/completions", body)
-    parts = moved(source, target, body_of(3, stop=["STOPa", "éb"], max_tokens=60), after=2)
-    handoff = parts[0].handoff
-    assert handoff is not None
+    handoff = handed_off(source, body, after=2)
     tokens = whole.token_ids()
     shown, chars_at = 0, [0]
     for chunk in whole.chunks:
@@ -147,13 +155,16 @@ def test_every_cut_of_one_stream_continues_exactly(nodes: tuple[EngineNode, Engi
 def test_a_request_may_move_again_and_again(nodes: tuple[EngineNode, EngineNode]) -> None:
     body = body_of(77, max_tokens=400)
     whole = read_stream(nodes[1], "/v1/completions", body)
-    parts = [read_stream(nodes[0], "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(nodes[0], 5))]
-    hop = 0
-    while (handoff := parts[-1].handoff) is not None:
-        nodes[hop % 2].http.post("/admin/resume")
-        hop += 1
-        on_chunk = move_after(nodes[hop % 2], 5) if hop < 6 else None
-        parts.append(read_stream(nodes[hop % 2], "/internal/continue", handoff, headers=ACCEPT, on_chunk=on_chunk))
+    with nodes[0].slowed(), nodes[1].slowed():
+        parts = [read_stream(nodes[0], "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(nodes[0], 5))]
+        hop = 0
+        while (handoff := parts[-1].handoff) is not None:
+            nodes[hop % 2].http.post("/admin/resume")
+            hop += 1
+            if hop == 6:
+                nodes[hop % 2].full_speed()
+            on_chunk = move_after(nodes[hop % 2], 5) if hop < 6 else None
+            parts.append(read_stream(nodes[hop % 2], "/internal/continue", handoff, headers=ACCEPT, on_chunk=on_chunk))
     nodes[hop % 2].http.post("/admin/resume")
     assert hop == 6
     assert_same(parts, whole)
@@ -173,7 +184,8 @@ def test_a_moved_chat_opens_once(nodes: tuple[EngineNode, EngineNode], tmp_path:
         body |= {"ignore_eos": True}
         whole = read_stream(target, "/v1/chat/completions", body)
         on_chunk = move_after(source, 4)
-        first = read_stream(source, "/v1/chat/completions", body, headers=ACCEPT, on_chunk=on_chunk)
+        with source.slowed(300):
+            first = read_stream(source, "/v1/chat/completions", body, headers=ACCEPT, on_chunk=on_chunk)
         assert first.handoff is not None
         assert first.handoff["kind"] == "chat"
         rest = read_stream(target, "/internal/continue", first.handoff)
@@ -194,10 +206,11 @@ def test_a_whole_answer_is_whole_after_a_move(nodes: tuple[EngineNode, EngineNod
             httpx.post(f"{source.url}/v1/completions", verify=NO_TLS, json=body, headers=ACCEPT, timeout=60)
         )
     )
-    thread.start()
-    wait_for(lambda: _tokens_out(source) > 10, "some tokens")
-    source.drain(0)
-    thread.join(timeout=30)
+    with source.slowed():
+        thread.start()
+        wait_for(lambda: _tokens_out(source) > 10, "some tokens")
+        source.drain(0)
+        thread.join(timeout=60)
     receipt = source.wait_drained()["receipt"]
     source.http.post("/admin/resume")
     assert answers[0].status_code == 202
@@ -244,6 +257,7 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         source.http.post("/admin/faults", json={"slow_steps": None})
         for thread in threads:
             thread.join(timeout=60)
+        assert len(results) == 8
         receipt = source.wait_drained()["receipt"]
         assert receipt == {"in_flight": 8, "finished": 0, "moved": 8, "refused": 1, "aborted": 0}
         for seed, parts in results.items():
@@ -258,7 +272,14 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
 
 def test_a_client_that_can_not_move_finishes_where_it_is(nodes: tuple[EngineNode, EngineNode]) -> None:
     source, _ = nodes
-    answer = read_stream(source, "/v1/completions", body_of(8), on_chunk=move_after(source, 3))
+
+    def drain_and_hurry(count: int) -> None:
+        if count == 3:
+            source.drain(0)
+            source.full_speed()
+
+    with source.slowed(300):
+        answer = read_stream(source, "/v1/completions", body_of(8), on_chunk=drain_and_hurry)
     receipt = source.wait_drained()["receipt"]
     source.http.post("/admin/resume")
     assert answer.is_done
@@ -268,25 +289,30 @@ def test_a_client_that_can_not_move_finishes_where_it_is(nodes: tuple[EngineNode
 
 def test_a_client_that_hangs_up_in_a_drain_is_aborted(nodes: tuple[EngineNode, EngineNode]) -> None:
     source, _ = nodes
-    source.http.post("/admin/faults", json={"slow_steps": 20})
-    with source.http.stream("POST", "/v1/completions", json=body_of(8), headers=ACCEPT) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        assert source.drain(600)["state"] == "draining"
-    receipt = source.wait_drained()["receipt"]
+    with source.slowed(1000):
+        with source.http.stream("POST", "/v1/completions", json=body_of(8), headers=ACCEPT) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert source.drain(600)["state"] == "draining"
+        receipt = source.wait_drained()["receipt"]
     source.http.post("/admin/resume")
-    source.http.post("/admin/faults", json={"slow_steps": None})
     assert receipt == {"in_flight": 1, "finished": 0, "moved": 0, "refused": 0, "aborted": 1}
 
 
 def test_a_draining_node_continues_nothing(nodes: tuple[EngineNode, EngineNode]) -> None:
     source, target = nodes
-    first = read_stream(source, "/v1/completions", body_of(1), headers=ACCEPT, on_chunk=move_after(source, 3))
-    assert first.handoff is not None
-    refused = source.http.post("/internal/continue", json=first.handoff)
+    handoff = handed_off(source, body_of(1), after=3)
+    source.drain(0)
+    refused = source.http.post("/internal/continue", json=handoff)
     source.http.post("/admin/resume")
     assert (refused.status_code, refused.headers["X-Fleet-Refused"]) == (503, "draining")
-    assert read_stream(target, "/internal/continue", first.handoff).is_done
+    assert read_stream(target, "/internal/continue", handoff).is_done
+
+
+@pytest.fixture(scope="module")
+def handoff(nodes: tuple[EngineNode, EngineNode]) -> dict[str, Any]:
+    """Of one stream; a test changes its own copy."""
+    return handed_off(nodes[0], body_of(2), after=3)
 
 
 @pytest.mark.parametrize(
@@ -309,12 +335,13 @@ def test_a_draining_node_continues_nothing(nodes: tuple[EngineNode, EngineNode])
     ],
 )
 def test_a_state_that_can_not_be_continued_is_refused(
-    nodes: tuple[EngineNode, EngineNode], change: Callable[[dict[str, Any]], object], status: int
+    nodes: tuple[EngineNode, EngineNode],
+    handoff: dict[str, Any],
+    change: Callable[[dict[str, Any]], object],
+    status: int,
 ) -> None:
-    source, target = nodes
-    first = read_stream(source, "/v1/completions", body_of(2), headers=ACCEPT, on_chunk=move_after(source, 3))
-    source.http.post("/admin/resume")
-    handoff = json.loads(json.dumps(first.handoff))
+    _, target = nodes
+    handoff = json.loads(json.dumps(handoff))
     change(handoff)
     answer = target.http.post("/internal/continue", json=handoff)
     assert answer.status_code == status, answer.text
@@ -323,13 +350,15 @@ def test_a_state_that_can_not_be_continued_is_refused(
 
 def test_the_real_model_goes_on_exactly(tmp_path: Path) -> None:
     with start_node(tmp_path, runner="torch") as source, start_node(tmp_path, runner="torch") as target:
-        # A step of 2 ms: beside other work all 60 tokens were out before the drain of the third was asked for.
-        source.http.post("/admin/faults", json={"slow_steps": 10}).raise_for_status()
         for seed, temperature in enumerate((0.0, 1.0, 1.0)):
-            body = {"prompt": "The scheduler", "max_tokens": 60, "seed": seed, "temperature": temperature}
+            body = {"prompt": "The scheduler", "max_tokens": 300, "seed": seed, "temperature": temperature}
             body |= {"stream": True, "return_token_ids": True, "ignore_eos": True}
             body |= {"stream_options": {"include_usage": True}, "frequency_penalty": 0.5}
             whole = read_stream(target, "/v1/completions", body)
-            parts = moved(source, target, body, after=3 + 7 * seed)
-            assert len(parts) == 2
+            with source.slowed(30):
+                after = 3 + 7 * seed
+                first = read_stream(source, "/v1/completions", body, headers=ACCEPT, on_chunk=move_after(source, after))
+            source.http.post("/admin/resume")
+            assert first.handoff is not None
+            parts = [first, read_stream(target, "/internal/continue", first.handoff, headers=ACCEPT)]
             assert_same(parts, whole)

@@ -107,8 +107,7 @@ def test_a_drain_without_time_hands_a_response_to_the_next_node(
 ) -> None:
     body = {"max_output_tokens": 300, "ignore_eos": True, "seed": 5, "stream": stream}
     request_id = f"drained-{stream}"
-    with start_node(tmp_path) as leaving, ThreadPoolExecutor(1) as pool:
-        leaving.http.post("/admin/faults", json={"slow_steps": 3})
+    with start_node(tmp_path) as leaving, ThreadPoolExecutor(1) as pool, leaving.slowed():
         asked = pool.submit(ask, leaving, body, request_id)
 
         def is_under_way() -> bool:

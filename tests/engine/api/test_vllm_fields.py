@@ -257,9 +257,10 @@ def test_what_forbids_tokens_travels_with_a_request(tmp_path: Path) -> None:
     headers = {"X-Fleet-Handoff": "accept"}
     with start_node(tmp_path) as source, start_node(tmp_path) as target:
         whole = read_stream(target, COMPLETIONS, body)
-        first = read_stream(
-            source, COMPLETIONS, body, headers=headers, on_chunk=lambda count: count == 4 and source.drain(0)
-        )
+        with source.slowed(200):
+            first = read_stream(
+                source, COMPLETIONS, body, headers=headers, on_chunk=lambda count: count == 4 and source.drain(0)
+            )
         assert first.handoff is not None
         second = read_stream(target, "/internal/continue", first.handoff, headers=headers)
     assert second.is_done
