@@ -1,6 +1,7 @@
 """The node's HTTP API: tokens as the runner drew them, errors in OpenAI's shape, limits, guarded routes."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from engine.protocol.step import SamplingParams
 from engine.text.detokenizer import TextStream
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from fleetctl.kit.tls import NO_TLS
-from tests.fixtures.engine import EngineNode, read_stream, start_node, tiny_model_dir, wait_for
+from tests.fixtures.engine import CoreGate, EngineNode, read_stream, start_node, tiny_model_dir, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -312,15 +313,14 @@ def test_a_body_that_is_too_large_is_a_413(tmp_path: Path) -> None:
 @pytest.fixture
 def slow(node: EngineNode) -> Iterator[EngineNode]:
     """Steps so slow that a long answer does not end by itself within a test."""
-    node.http.post("/admin/faults", json={"slow_steps": 50})
-    yield node
-    node.http.post("/admin/faults", json={"slow_steps": None})
+    with node.slowed(200):
+        yield node
 
 
 def assert_freed(node: EngineNode, aborted_before: float | None) -> None:
     assert aborted_before is not None
     wait_for(lambda: node.metric("engine_requests_total", state="aborted") == aborted_before + 1, "the abort")
-    wait_for(lambda: node.metric("vllm:kv_cache_usage_perc") == 0, "the blocks to be free", within_s=10)
+    wait_for(lambda: node.metric("vllm:kv_cache_usage_perc") == 0, "the blocks to be free")
     assert node.metric("vllm:num_requests_running") == 0
 
 
@@ -335,8 +335,12 @@ def test_hanging_up_frees_the_request(slow: EngineNode) -> None:
 def test_hanging_up_without_a_stream_frees_the_request(slow: EngineNode) -> None:
     aborted = slow.metric("engine_requests_total", state="aborted")
     body = {"prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{slow.url}/v1/completions", verify=NO_TLS, json=body, timeout=0.5)
+    url = httpx.URL(slow.url)
+    with socket.create_connection((url.host, url.port)) as connection:
+        content = json.dumps(body).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        wait_for(lambda: slow.metric("vllm:num_requests_running") == 1, "it to run")
     assert_freed(slow, aborted)
 
 
@@ -392,9 +396,8 @@ def test_a_slow_step_fault_shows_in_step_seconds(node: EngineNode) -> None:
 
 
 def test_requests_in_flight_are_listed_without_text(node: EngineNode) -> None:
-    node.http.post("/admin/faults", json={"slow_steps": 20})
     secret = "hello-secret-prompt"
-    body = {"prompt": secret, "max_tokens": 40, "ignore_eos": True, "stream": True}
+    body = {"prompt": secret, "max_tokens": 300, "ignore_eos": True, "stream": True}
     seen: list[dict[str, Any]] = []
 
     def look(count: int) -> None:
@@ -402,17 +405,17 @@ def test_requests_in_flight_are_listed_without_text(node: EngineNode) -> None:
             listed = node.http.get("/admin/requests")
             assert secret not in listed.text
             seen.extend(listed.json()["requests"])
+            node.full_speed()
 
-    try:
+    with node.slowed():
         read_stream(node, "/v1/completions", body, headers={"X-Request-Id": "look-at-me"}, on_chunk=look)
-    finally:
-        node.http.post("/admin/faults", json={"slow_steps": None})
     assert seen[0]["request_id"] == "look-at-me"
     assert seen[0]["state"] == "running"
     assert seen[0]["tokens_out"] >= 5
     tokens = int(seen[0]["tokens_in"]) + int(seen[0]["tokens_out"])
     assert seen[0]["kv_blocks"] in (tokens // 16, tokens // 16 + 1, tokens // 16 + 2)  # a block or a step ahead
-    assert node.http.get("/admin/requests").json() == {"requests": [], "arriving": []}
+    nothing: dict[str, Any] = {"requests": [], "arriving": []}
+    wait_for(lambda: node.http.get("/admin/requests").json() == nothing, "the request to be off the list")
 
 
 def test_info_names_the_node_and_its_limits(node: EngineNode) -> None:
@@ -427,7 +430,7 @@ def test_info_names_the_node_and_its_limits(node: EngineNode) -> None:
 def test_a_full_queue_refuses_with_retry_after(tmp_path: Path) -> None:
     args = ("--max-num-seqs", "1", "--max-num-queued-reqs", "2")
     with start_node(tmp_path, extra_args=args) as small:
-        small.http.post("/admin/faults", json={"slow_steps": 20})
+        small.http.post("/admin/faults", json={"slow_steps": 1000})
         body = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
         threads = [
             threading.Thread(
@@ -447,18 +450,22 @@ def test_a_full_queue_refuses_with_retry_after(tmp_path: Path) -> None:
         assert answer.headers["X-Fleet-Refused"] == "overloaded"
         assert small.metric("engine_admission_rejected_total", reason="overloaded") == 1
         assert small.metric("engine_requests_total", state="refused") == 1
-        small.http.post("/admin/faults", json={"slow_steps": None})
+        small.full_speed()
         for thread in threads:
             thread.join(timeout=60)
-        assert small.metric("engine_requests_total", state="finished") == 3
+        wait_for(lambda: small.metric("engine_requests_total", state="finished") == 3, "all three to finish")
 
 
-def test_a_node_that_loads_says_so_and_takes_no_work(tmp_path: Path) -> None:
-    with start_node(tmp_path, runner="torch", is_ready=False) as loading:
+def test_a_node_that_loads_says_so_and_takes_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = CoreGate(tmp_path / "gate", monkeypatch)
+    gate.close()
+    with start_node(tmp_path, is_ready=False) as loading:
         health = loading.http.get("/health")
-        # importing torch takes longer than the first probe
         assert (health.status_code, health.json()["reason"]) == (503, "loading")
         refused = loading.http.post("/v1/completions", json=GOOD)
         assert (refused.status_code, refused.headers["X-Fleet-Refused"]) == (503, "not_ready")
         assert loading.http.get("/health/live").status_code == 200
         assert loading.http.get("/metrics").status_code == 200
+        gate.open()
+        loading.wait_ready()
+        assert loading.http.post("/v1/completions", json=GOOD).status_code == 200

@@ -96,11 +96,12 @@ def test_a_drained_node_is_unavailable(node: EngineNode, client: openai.OpenAI) 
 
 def test_an_error_in_a_stream_is_raised(node: EngineNode, client: openai.OpenAI) -> None:
     core = node.core_pid()
-    stream = stream_completion(client, prompt="x", max_tokens=8000, ignore_eos=True)
-    next(iter(stream))
-    os.kill(core, signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="engine core died"):
-        for _ in stream:
-            pass
+    with node.slowed():
+        stream = stream_completion(client, prompt="x", max_tokens=8000, ignore_eos=True)
+        next(iter(stream))
+        os.kill(core, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="engine core died"):
+            for _ in stream:
+                pass
     wait_for(lambda: node.core_pid() != core, "a new core")
     node.wait_ready()
