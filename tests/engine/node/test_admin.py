@@ -30,10 +30,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
 def node(running: EngineNode) -> Iterator[EngineNode]:
     """Slow enough that long requests are still there when a test looks."""
     limits = running.http.get("/admin/limits").json()
-    running.http.post("/admin/faults", json={"slow_steps": 10})
-    yield running
-    running.http.post("/admin/abort", json={"request_ids": None})
-    running.http.post("/admin/faults", json={"slow_steps": None})
+    with running.slowed():
+        yield running
+        running.http.post("/admin/abort", json={"request_ids": None})
     running.http.post("/admin/limits", json=limits)
     wait_for(lambda: running.http.get("/admin/requests").json()["requests"] == [], "the node to be empty")
 
@@ -52,7 +51,7 @@ class Client(threading.Thread):
         self.streamed = read_stream(self.node, "/v1/completions", self.body, headers=headers)
 
     def answer(self) -> Streamed:
-        self.join(timeout=30)
+        self.join(timeout=60)
         assert self.streamed is not None, "no answer yet"
         return self.streamed
 
@@ -113,7 +112,8 @@ def test_a_request_asked_again_by_who_has_just_hung_up_is_computed(node: EngineN
     headers = {"X-Request-Id": "lost-its-gateway"}
     with node.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}, headers=headers) as first:
         assert next(first.iter_lines())
-    assert node.http.post("/v1/completions", json={**LONG, "max_tokens": 2}, headers=headers).status_code == 200
+    again = node.http.post("/v1/completions", json={**LONG, "max_tokens": 2}, headers=headers)
+    assert again.status_code == 200
 
 
 @pytest.mark.parametrize("body", [{}, {"request_ids": "a"}, {"request_ids": [1]}, {"request_ids": None, "x": 1}])
@@ -196,13 +196,21 @@ def test_a_reset_prefix_cache_finds_nothing(node: EngineNode) -> None:
 
 @pytest.mark.parametrize("where", ["header", "body"])
 def test_a_deadline_ends_a_request_with_an_error(node: EngineNode, where: str) -> None:
-    body = LONG | ({"deadline_s": 0.5} if where == "body" else {})
-    headers = {"X-Fleet-Deadline-S": "0.5"} if where == "header" else {}
+    def until(deadline_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+        if where == "body":
+            return LONG | {"deadline_s": deadline_s}, {}
+        return LONG, {"X-Fleet-Deadline-S": str(deadline_s)}
+
+    body, headers = until(0.5)
     whole = node.http.post("/v1/completions", json=body, headers=headers)
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "deadline_exceeded")
-    streamed = read_stream(node, "/v1/completions", {**body, "stream": True}, headers=headers)
-    assert streamed.error is not None
-    assert streamed.error["code"] == "deadline_exceeded"
+    for deadline_s in (1, 4, 16, 64):  # a busy machine may draw nothing within the first of them
+        body, headers = until(deadline_s)
+        streamed = read_stream(node, "/v1/completions", {**body, "stream": True}, headers=headers)
+        assert streamed.error is not None
+        assert streamed.error["code"] == "deadline_exceeded"
+        if streamed.text():
+            break
     assert streamed.text(), "what was drawn in time was sent"
 
 
@@ -244,11 +252,13 @@ def test_admin_routes_need_the_token(node: EngineNode, method: str, path: str) -
 def test_limits_hold_for_a_core_that_starts_later(tmp_path: Path) -> None:
     with start_node(tmp_path) as node:
         node.http.post("/admin/limits", json={"max_num_seqs": 1})
-        os.kill(node.core_pid(), signal.SIGKILL)
-        wait_for(lambda: node.metric("engine_core_up") == 0, "the death to be noticed")
+        core = node.core_pid()
+        os.kill(core, signal.SIGKILL)
+        wait_for(lambda: node.core_pid() != core, "another core")
         node.wait_ready()
-        node.http.post("/admin/faults", json={"slow_steps": 10})
+        node.http.post("/admin/faults", json={"slow_steps": 100})
         clients = [Client(node, f"later-{i}") for i in range(2)]
+        wait_in_flight(node, 2)
         wait_for(lambda: node.metric("vllm:num_requests_running") == 1, "one to run")
         assert node.metric("vllm:num_requests_waiting") == 1
         node.http.post("/admin/abort", json={"request_ids": None})

@@ -21,7 +21,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
 
 @pytest.fixture
 def node(running: EngineNode) -> Iterator[EngineNode]:
-    running.wait_ready(within_s=20)
+    running.wait_ready()
     yield running
     off = dict.fromkeys(Faults.__struct_fields__)
     assert running.http.post("/admin/faults", json=off).json() == {"slow_steps": None}

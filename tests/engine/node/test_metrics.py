@@ -277,7 +277,7 @@ def test_one_long_prompt_is_seen_while_it_is_prefilled(node: EngineNode) -> None
 
     chunk = node.http.get("/admin/limits").json()["prefill_chunk_tokens"]
     node.http.post("/admin/limits", json={"prefill_chunk_tokens": 32})
-    node.http.post("/admin/faults", json={"slow_steps": 100})
+    node.http.post("/admin/faults", json={"slow_steps": 1000})
     thread = threading.Thread(target=ask)
     thread.start()
     try:

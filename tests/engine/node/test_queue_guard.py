@@ -76,7 +76,7 @@ def test_without_a_limit_four_times_the_cache_may_wait() -> None:
 
 def keep_busy(node: EngineNode) -> threading.Thread:
     """One request that runs for long, so that others wait."""
-    node.http.post("/admin/faults", json={"slow_steps": 20})
+    node.http.post("/admin/faults", json={"slow_steps": 100})
     body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     thread = threading.Thread(
         target=lambda: httpx.post(f"{node.url}/v1/completions", verify=NO_TLS, json=body, timeout=60)

@@ -111,16 +111,17 @@ def test_a_busy_node_refuses_to_sleep_and_says_what_to_do(node: EngineNode) -> N
         answers.append(read_stream(node, "/v1/completions", LONG, on_chunk=lambda count: started.set()))
 
     thread = threading.Thread(target=ask)
-    thread.start()
-    assert started.wait(20)
-    error = sleep(node, status=409)["error"]
-    assert (error["code"], "/admin/drain" in error["message"]) == ("not_idle", True)
-    assert reason(node) == "ready"
-    error = sleep(node, "?drain=true&deadline=0", status=409)["error"]
-    assert (error["code"], "/admin/abort" in error["message"]) == ("not_idle", True)
-    assert reason(node) == "ready", "it serves again"
-    node.http.post("/admin/abort", json={"request_ids": None})
-    thread.join(20)
+    with node.slowed(20):
+        thread.start()
+        assert started.wait(60)
+        error = sleep(node, status=409)["error"]
+        assert (error["code"], "/admin/drain" in error["message"]) == ("not_idle", True)
+        assert reason(node) == "ready"
+        error = sleep(node, "?drain=true&deadline=0", status=409)["error"]
+        assert (error["code"], "/admin/abort" in error["message"]) == ("not_idle", True)
+        assert reason(node) == "ready", "it serves again"
+        node.http.post("/admin/abort", json={"request_ids": None})
+        thread.join(60)
     assert answers[0].error is not None
 
 
@@ -133,10 +134,11 @@ def test_draining_first_moves_what_can_move_and_serves_after_waking(node: Engine
         moved.append(read_stream(node, "/v1/completions", LONG, headers=headers, on_chunk=lambda count: started.set()))
 
     thread = threading.Thread(target=ask)
-    thread.start()
-    assert started.wait(20)
-    assert sleep(node, "?drain=true&deadline=0.2")["state"] == "asleep"
-    thread.join(20)
+    with node.slowed(20):
+        thread.start()
+        assert started.wait(60)
+        assert sleep(node, "?drain=true&deadline=0.2")["state"] == "asleep"
+        thread.join(60)
     assert moved[0].handoff is not None
     assert node.http.get("/admin/drain").json()["receipt"]["moved"] == 1
     assert reason(node) == "asleep"
@@ -176,7 +178,7 @@ def test_a_core_that_dies_on_waking_is_started_again_like_any_other(node: Engine
     thread.start()
     wait_for(lambda: reason(node) == "warming_up", "the waking")
     os.kill(core, signal.SIGKILL)
-    thread.join(20)
+    thread.join(60)
     assert errors[0]["error"]["code"] == "core_dead"
     node.wait_ready()
     assert node.http.get("/admin/sleep").json()["state"] == "awake"
@@ -197,7 +199,7 @@ def test_a_sleeping_node_stops_when_it_is_told(tmp_path: Path, level: int) -> No
     with start_node(tmp_path) as node:
         sleep(node, f"?level={level}")
         node.proc.send_signal(signal.SIGTERM)
-        assert node.proc.wait(timeout=30) == 0
+        assert node.proc.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("query", ["?level=3", "?level=x", "?depth=1", "?drain=true&deadline=-1"])

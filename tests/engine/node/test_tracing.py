@@ -157,25 +157,27 @@ def test_each_terminal_state_has_its_line_and_its_span(node: EngineNode, collect
     assert post("is-invalid", {"prompt": "x", "temperature": 99}) == 400
     assert post("is-unknown", {"prompt": "x", "model": "other"}) == 404
     assert post("is-too-long", {"prompt": "x", "max_tokens": 1_000_000}) == 400
-    assert post("is-late", long | {"deadline_s": 0.2}) == 504
-    with node.http.stream(
-        "POST", "/v1/completions", json=long | {"stream": True}, headers={"X-Request-Id": "is-gone"}
-    ) as answer:
-        next(answer.iter_lines())
-    with node.http.stream(
-        "POST", "/v1/completions", json=long | {"stream": True}, headers={"X-Request-Id": "is-aborted"}
-    ) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        assert node.http.post("/admin/abort", json={"request_ids": ["is-aborted"]}).json()["aborted"] == ["is-aborted"]
-        assert any("error" in text for text in lines)
-    moving = read_stream(
-        node,
-        "/v1/completions",
-        long | {"stream": True},
-        headers={"X-Request-Id": "is-moved", "X-Fleet-Handoff": "accept"},
-        on_chunk=lambda count: node.drain(0) if count == 1 else None,
-    )
+    with node.slowed():
+        assert post("is-late", long | {"deadline_s": 0.2}) == 504
+        with node.http.stream(
+            "POST", "/v1/completions", json=long | {"stream": True}, headers={"X-Request-Id": "is-gone"}
+        ) as answer:
+            next(answer.iter_lines())
+        with node.http.stream(
+            "POST", "/v1/completions", json=long | {"stream": True}, headers={"X-Request-Id": "is-aborted"}
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            aborted = node.http.post("/admin/abort", json={"request_ids": ["is-aborted"]}).json()["aborted"]
+            assert aborted == ["is-aborted"]
+            assert any("error" in text for text in lines)
+        moving = read_stream(
+            node,
+            "/v1/completions",
+            long | {"stream": True},
+            headers={"X-Request-Id": "is-moved", "X-Fleet-Handoff": "accept"},
+            on_chunk=lambda count: node.drain(0) if count == 1 else None,
+        )
     assert moving.handoff is not None
     assert post("is-refused", {"prompt": "x"}) == 503
     node.http.post("/admin/resume")
@@ -223,7 +225,7 @@ def test_spans_are_flushed_when_the_node_is_stopped(tmp_path: Path) -> None:
             node.http.post("/v1/completions", json={"prompt": "x"}, headers={"X-Request-Id": "last"})
             assert collector.spans == []
             node.proc.send_signal(signal.SIGTERM)
-            assert node.proc.wait(timeout=30) == 0
+            assert node.proc.wait(timeout=60) == 0
         assert request_span(collector, "last").resource["service.name"] == "mine"
         assert collector.paths == ["/v1/traces"]
         assert collector.headers[0]["x-team"] == "fleet"
@@ -239,7 +241,7 @@ def test_a_dead_collector_is_told_once_and_harms_nobody(tmp_path: Path) -> None:
             assert len(node.events("traces.export_failed")) == 1
             assert "opentelemetry" not in node.log_text(), "the library's own lines are kept out"
             node.proc.send_signal(signal.SIGTERM)
-            assert node.proc.wait(timeout=30) == 0
+            assert node.proc.wait(timeout=60) == 0
 
 
 def test_without_a_collector_nothing_of_the_sdk_is_imported() -> None:
