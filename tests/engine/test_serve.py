@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fleetctl.kit.tls import NO_TLS
-from tests.fixtures.engine import read_stream, start_node, tiny_model_dir, wait_for
+from tests.fixtures.engine import CoreGate, read_stream, start_node, tiny_model_dir, wait_for
 
 LONG = {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, "seed": 1}
 
@@ -131,15 +131,16 @@ def test_sigterm_of_an_idle_node_exits_0_and_leaves_no_process(tmp_path: Path) -
     with start_node(tmp_path) as node:
         core = node.core_pid()
         os.killpg(node.proc.pid, signal.SIGTERM)  # as a provider does: to the whole group
-        assert node.proc.wait(timeout=10) == 0
+        assert node.proc.wait(timeout=60) == 0
         wait_for(lambda: not is_alive(core), "the core to be gone")
         assert node.events("node.stopped")
         assert not node.events("core.killed")
 
 
 def test_sigterm_lets_a_request_finish(tmp_path: Path) -> None:
-    with start_node(tmp_path, extra_args=("--drain-timeout", "30")) as node:
-        body = {**LONG, "max_tokens": 300}
+    with start_node(tmp_path, extra_args=("--drain-timeout", "600")) as node:
+        node.http.post("/admin/faults", json={"slow_steps": 20})
+        body = {**LONG, "max_tokens": 100}
 
         def stop_early(count: int) -> None:
             if count == 3:
@@ -148,13 +149,13 @@ def test_sigterm_lets_a_request_finish(tmp_path: Path) -> None:
         answer = read_stream(node, "/v1/completions", body, on_chunk=stop_early)
         assert answer.is_done
         assert answer.finish_reason() == "length"
-        assert node.proc.wait(timeout=10) == 0
+        assert node.proc.wait(timeout=60) == 0
         assert node.events("request.finished")[-1]["state"] == "finished"
 
 
 def test_sigterm_ends_what_can_not_move_with_an_error_event_when_time_is_up(tmp_path: Path) -> None:
     with start_node(tmp_path, extra_args=("--drain-timeout", "0.3")) as node:
-        node.http.post("/admin/faults", json={"slow_steps": 20})
+        node.http.post("/admin/faults", json={"slow_steps": 100})
 
         def stop_early(count: int) -> None:
             if count == 3:
@@ -164,12 +165,12 @@ def test_sigterm_ends_what_can_not_move_with_an_error_event_when_time_is_up(tmp_
         assert answer.error is not None
         assert answer.error["code"] == "node_stopping"
         assert not answer.is_done
-        assert node.proc.wait(timeout=10) == 0
+        assert node.proc.wait(timeout=60) == 0
 
 
 def test_sigterm_hands_off_what_can_move_when_time_is_up(tmp_path: Path) -> None:
     with start_node(tmp_path, extra_args=("--drain-timeout", "0.3")) as node:
-        node.http.post("/admin/faults", json={"slow_steps": 20})
+        node.http.post("/admin/faults", json={"slow_steps": 100})
 
         def stop_early(count: int) -> None:
             if count == 3:
@@ -178,12 +179,12 @@ def test_sigterm_hands_off_what_can_move_when_time_is_up(tmp_path: Path) -> None
         headers = {"X-Fleet-Handoff": "accept"}
         answer = read_stream(node, "/v1/completions", LONG, headers=headers, on_chunk=stop_early)
         assert answer.handoff is not None
-        assert node.proc.wait(timeout=10) == 0
+        assert node.proc.wait(timeout=60) == 0
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
     with start_node(tmp_path, extra_args=("--drain-timeout", "600")) as node:
-        node.http.post("/admin/faults", json={"slow_steps": 50})
+        node.http.post("/admin/faults", json={"slow_steps": 100})
         core = node.core_pid()
         thread = threading.Thread(target=lambda: _read_until_cut(node.url), daemon=True)
         thread.start()
@@ -191,9 +192,9 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
         node.proc.send_signal(signal.SIGTERM)
         wait_for(lambda: node.events("node.stopping"), "the node to stop")
         node.proc.send_signal(signal.SIGINT)
-        assert node.proc.wait(timeout=5) == 128 + signal.SIGINT
+        assert node.proc.wait(timeout=60) == 128 + signal.SIGINT
         wait_for(lambda: not is_alive(core), "the core to be gone")
-        thread.join(timeout=10)
+        thread.join(timeout=60)
 
 
 def _read_until_cut(url: str) -> None:
@@ -212,13 +213,17 @@ def test_the_core_does_not_outlive_a_killed_node(tmp_path: Path) -> None:
         wait_for(lambda: not is_alive(core), "the core to be gone")
 
 
-def test_a_dead_core_fails_its_requests_aloud_and_is_started_again(tmp_path: Path) -> None:
+def test_a_dead_core_fails_its_requests_aloud_and_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = CoreGate(tmp_path / "gate", monkeypatch)
     with start_node(tmp_path) as node:
-        node.http.post("/admin/faults", json={"slow_steps": 20})
+        node.http.post("/admin/faults", json={"slow_steps": 100})
         core = node.core_pid()
 
         def kill_core(count: int) -> None:
             if count == 3:
+                gate.close()
                 os.kill(core, signal.SIGKILL)
 
         answer = read_stream(node, "/v1/completions", LONG, on_chunk=kill_core)
@@ -231,6 +236,7 @@ def test_a_dead_core_fails_its_requests_aloud_and_is_started_again(tmp_path: Pat
         assert node.metric("engine_core_up") == 0
         refused = node.http.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.headers["X-Fleet-Refused"]) == (503, "not_ready")
+        gate.open()
         node.wait_ready()
         assert node.core_pid() != core
         again = node.http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3, "ignore_eos": True})
@@ -249,8 +255,7 @@ def test_a_core_that_hangs_is_told_from_a_busy_one(tmp_path: Path) -> None:
                 None,
             ),
             "the node to notice",
-            within_s=30,
         )
         assert reason == "core_stuck"
         os.kill(node.core_pid(), signal.SIGCONT)
-        node.wait_ready(within_s=10)
+        node.wait_ready()

@@ -15,13 +15,14 @@ from engine.node.health import CorePhase, Reason
 from engine.node.metrics import NodeMetrics
 from engine.protocol.core_config import CoreConfig
 from engine.protocol.messages import CoreAwake, CoreIdle, CoreReady, StepReport
-from tests.fixtures.engine import EngineNode, Streamed, read_stream, start_node, wait_for
+from tests.fixtures.engine import CoreGate, EngineNode, Streamed, read_stream, start_node, wait_for
 
 LONG = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 
 
 def test_a_stopped_core_is_killed_and_its_requests_end_with_an_error(tmp_path: Path) -> None:
     with start_node(tmp_path, extra_args=("--stuck-core-kill-after", "1")) as node:
+        node.http.post("/admin/faults", json={"slow_steps": 20})
         core = node.core_pid()
 
         def stop(count: int) -> None:
@@ -45,7 +46,7 @@ def test_a_stopped_core_is_killed_and_its_requests_end_with_an_error(tmp_path: P
 
 def test_a_drain_moves_what_a_stopped_core_holds(tmp_path: Path) -> None:
     """The node has every token that it told, and the rest is drawn again elsewhere."""
-    with start_node(tmp_path) as node:
+    with start_node(tmp_path) as node, node.slowed(20):
         core = node.core_pid()
 
         def stop(count: int) -> None:
@@ -183,19 +184,22 @@ def test_a_core_that_ended_without_a_word_is_told_by_its_end(code: int, words: s
     assert re.search(words, end_of(code))
 
 
-def test_a_killed_core_is_told_with_its_signal_and_a_hung_start_after_it_is_seen(tmp_path: Path) -> None:
+def test_a_killed_core_is_told_with_its_signal_and_a_hung_start_after_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = CoreGate(tmp_path / "gate", monkeypatch)
     with start_node(tmp_path) as node:
+        gate.close()
         first = node.core_pid()
         os.kill(first, signal.SIGKILL)
         health = wait_for(lambda: _dead(node), "the node to say core_dead")
         assert "killed by signal 9 (SIGKILL): often the kernel's OOM killer" in health["detail"]
         assert health["restart"]["state"] in ("backing_off", "starting")
         wait_for(lambda: node.core_pid() != first, "another core")
-        os.kill(node.core_pid(), signal.SIGSTOP)
         health = wait_for(lambda: _dead(node), "the core that hangs to be told")
         assert (health["restart"]["state"], health["restart"]["deaths_in_a_row"]) == ("starting", 1)
         assert health["restart"]["start_limit_s"] >= 60.0
-        os.kill(node.core_pid(), signal.SIGCONT)
+        gate.open()
         node.wait_ready()
 
 
