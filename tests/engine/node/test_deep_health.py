@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -36,10 +37,34 @@ def reason(node: EngineNode) -> str:
     return str(node.http.get("/health/ready").json()["reason"])
 
 
-def begin_long_request(node: EngineNode, max_tokens: int = 4000) -> threading.Thread:
+class Standstill:
+    """What a busy machine kept this process waiting for the processor, in seconds: no fault of a node beside it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._ended.wait(0.02):
+            now = time.monotonic()
+            self.seconds += now - before - 0.02
+            before = now
+
+
+def begin_long_request(node: EngineNode) -> threading.Thread:
     def read() -> None:
         with contextlib.suppress(httpx.TransportError):
-            read_stream(node, "/v1/completions", LONG | {"max_tokens": max_tokens})
+            read_stream(node, "/v1/completions", LONG, headers={"X-Request-Id": "long"})
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -67,45 +92,47 @@ def test_deep_health_shows_progress_and_the_golden_prompt(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("has_work", [True, False], ids=["in-flight", "idle"])
 def test_a_stopped_core_is_found_within_five_seconds(tmp_path: Path, has_work: bool) -> None:
-    with start_node(tmp_path) as node:
+    with start_node(tmp_path) as node, Standstill() as standstill:
         if has_work:
             node.http.post("/admin/faults", json={"slow_steps": 5})
             begin_long_request(node)
-        stopped_at = time.time()
+        before_s = standstill.seconds
         os.kill(node.core_pid(), signal.SIGSTOP)
+        stopped_at = time.time()
         # Nobody probes: it is the node that notices.
         noticed = wait_for(
-            lambda: [e for e in node.events("node.health_changed") if e["reason"] == "core_stuck"], "the log", 30
+            lambda: [e for e in node.events("node.health_changed") if e["reason"] == "core_stuck"], "the log"
         )
-        assert datetime.fromisoformat(noticed[0]["timestamp"]).timestamp() - stopped_at < FOUND_WITHIN_S
+        within_s = FOUND_WITHIN_S + standstill.seconds - before_s
+        assert datetime.fromisoformat(noticed[0]["timestamp"]).timestamp() - stopped_at < within_s
         answer = node.http.get("/health/ready")
         assert (answer.status_code, answer.json()["reason"]) == (503, "core_stuck")
-        assert answer.json()["since"] - stopped_at < FOUND_WITHIN_S
+        assert answer.json()["since"] - stopped_at < within_s
         assert node.http.get("/health/live").status_code == 200
         body = deep(node)
         assert body["progress"]["for_s"] > body["progress"]["allowed_s"]
         refused = node.http.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.headers["X-Fleet-Refused"]) == (503, "not_ready")
         os.kill(node.core_pid(), signal.SIGCONT)
-        node.wait_ready(within_s=30)
+        node.wait_ready()
 
 
 def test_a_killed_core_is_noticed_within_a_second_and_its_requests_end_aloud(tmp_path: Path) -> None:
-    with start_node(tmp_path) as node:
+    with start_node(tmp_path) as node, Standstill() as standstill:
         node.http.post("/admin/faults", json={"slow_steps": 20})
-        killed_at = 0.0
+        killed_at = before_s = 0.0
 
         def kill_core(count: int) -> None:
-            nonlocal killed_at
+            nonlocal killed_at, before_s
             if count == 3:
-                killed_at = time.time()
+                killed_at, before_s = time.time(), standstill.seconds
                 os.kill(node.core_pid(), signal.SIGKILL)
 
         answer = read_stream(node, "/v1/completions", LONG, on_chunk=kill_core)
         assert answer.error is not None
         assert answer.error["code"] == "core_dead"
         lost = node.events("core.lost")[0]
-        assert datetime.fromisoformat(lost["timestamp"]).timestamp() - killed_at < 1.0
+        assert datetime.fromisoformat(lost["timestamp"]).timestamp() - killed_at < 1.0 + standstill.seconds - before_s
         node.wait_ready()
         assert deep(node)["golden"]["result"] == "passed"
 
@@ -113,9 +140,9 @@ def test_a_killed_core_is_noticed_within_a_second_and_its_requests_end_aloud(tmp
 def test_a_hung_core_is_a_fault_that_can_be_cleared(tmp_path: Path) -> None:
     with start_node(tmp_path) as node:
         node.http.post("/admin/faults", json={"hung_core": True})
-        wait_for(lambda: reason(node) == "core_stuck", "the hang to be noticed", 30)
+        wait_for(lambda: reason(node) == "core_stuck", "the hang to be noticed")
         node.http.post("/admin/faults", json={"hung_core": None})
-        node.wait_ready(within_s=10)
+        node.wait_ready()
         assert node.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
@@ -135,21 +162,26 @@ def test_wrong_numbers_take_the_node_out_until_they_are_right(tmp_path: Path) ->
         assert node.metric("engine_golden_ok") == 0
         assert node.http.post("/v1/completions", json={"prompt": "x"}).headers["X-Fleet-Refused"] == "not_ready"
         node.http.post("/admin/faults", json={"wrong_numbers": None})
-        node.wait_ready(within_s=10)  # without anybody asking for deep health
+        node.wait_ready()  # without anybody asking for deep health
         assert node.metric("engine_golden_ok") == 1
 
 
 def test_users_come_before_the_golden_prompt(tmp_path: Path) -> None:
     args = ("--golden-interval", "0", "--max-num-seqs", "1", "--max-num-batched-tokens", "64")
     with start_node(tmp_path, extra_args=args) as node:
-        node.http.post("/admin/faults", json={"slow_steps": 3})
-        begin_long_request(node, max_tokens=500)  # shorter than the golden prompt has patience
+        node.http.post("/admin/faults", json={"slow_steps": 1000})  # the golden prompt takes a quarter of a minute
+        begin_long_request(node)
         runs = node.metric("engine_golden_runs_total", result="passed")
         assert deep(node)["golden"]["running"] is True
-        answer = node.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3, "ignore_eos": True})
-        assert answer.status_code == 200, "it came later and was served first"
+        with ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+            asked = pool.submit(node.http.post, "/v1/completions", json=body)
+            wait_for(lambda: node.metric("vllm:num_requests_waiting") == 1, "the user's request to wait")
+            node.http.post("/admin/abort", json={"request_ids": ["long"]})
+            assert asked.result().status_code == 200, "it came later and was served first"
         assert node.metric("engine_golden_runs_total", result="passed") == runs
-        wait_for(lambda: node.metric("engine_golden_runs_total", result="passed") > runs, "its turn", 60)
+        node.full_speed()
+        wait_for(lambda: node.metric("engine_golden_runs_total", result="passed") > runs, "its turn")
 
 
 def test_the_real_model_answers_its_golden_prompt_again(tmp_path: Path) -> None:
