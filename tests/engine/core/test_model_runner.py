@@ -345,16 +345,20 @@ def test_a_step_shows_progress_while_it_is_computed_and_replayed(model_dir: Path
     runner = ModelRunner(model_dir, num_blocks=128, block_size=BLOCK_SIZE, num_threads=1)
     runner.warm_up()
     assert runner.marks_per_step > runner._config.num_layers
-    [drive] = drives = [Drive("a", tuple(i % 90 for i in range(1500)), SamplingParams(max_tokens=4))]
-    give_blocks(drives, 128)
-    seen = set()
-    prefill = threading.Thread(target=step, args=(runner, drives, drives))
-    started_at = time.monotonic()
-    prefill.start()
-    while prefill.is_alive():
-        seen.add(_progress_at(page))
-    assert len(seen) > 3 * runner._config.num_layers
-    assert max(seen) > started_at
+    enough = 3 * runner._config.num_layers
+    for number in range(20):  # on a busy machine the one who looks may sleep through most of a step
+        [drive] = drives = [Drive(f"{number}", tuple(i % 90 for i in range(1500)), SamplingParams(max_tokens=4))]
+        give_blocks(drives, 128)
+        seen = set()
+        prefill = threading.Thread(target=step, args=(runner, drives, drives))
+        started_at = time.monotonic()
+        prefill.start()
+        while prefill.is_alive():
+            seen.add(_progress_at(page))
+        assert _progress_at(page) > started_at
+        if len(seen) > enough:
+            break
+    assert len(seen) > enough
     for _ in range(3):  # recorded, or replayed
         before = time.monotonic()
         step(runner, [drive])
