@@ -260,6 +260,7 @@ def test_reason_is_the_line_that_names_the_error() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(400)  # on a quarter of a core it takes two minutes
 @pytest.mark.parametrize("method", METHODS)
 def test_transformers_answers_every_request_to_its_last_token(tmp_path: Path, method: str) -> None:
     model = make_model(tmp_path / "small")
@@ -362,7 +363,7 @@ def test_a_neighbour_is_as_nice_as_asked_for_and_ends_with_its_measurement() -> 
     with busy_loop(7) as cpu_seconds:
         found = [process for process in psutil.Process().children() if "die_with_parent" in " ".join(process.cmdline())]
         assert [process.nice() for process in found] == [min(os.getpriority(os.PRIO_PROCESS, 0) + 7, 19)]
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + 60.0
         while cpu_seconds() <= 0.0:
             assert time.monotonic() < deadline, "it computes nothing"
     assert not found[0].is_running()

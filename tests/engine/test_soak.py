@@ -177,6 +177,7 @@ def soak(tmp_path: Path, *options: str, least_known: int) -> dict[str, Any]:
 
 @pytest.mark.e2e
 @pytest.mark.waits
+@pytest.mark.timeout(400)
 def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
     report = soak(tmp_path, "--minutes", "1", least_known=10)
     assert {"finished", "aborted", "invalid"} <= set(report["states"])

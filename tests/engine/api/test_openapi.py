@@ -74,18 +74,20 @@ def run_schemathesis(node: EngineNode, work_dir: Path, *args: str) -> None:
         *("--request-timeout", "60", "--suppress-health-check", "all"),
         *args,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, cwd=work_dir)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, cwd=work_dir)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{node.log_text()[-3000:]}"
     assert "Supports" in done.stdout, done.stdout  # it reached the node
     assert not node.events("request.crashed")
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(600)  # on a quarter of a core it takes more than three minutes
 def test_generated_requests_of_clients_get_documented_answers(node: EngineNode, tmp_path: Path) -> None:
     run_schemathesis(node, tmp_path, "--max-examples", "60", "--exclude-path-regex", "^/(admin|internal)/")
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(600)  # on a quarter of a core it takes more than three minutes
 def test_generated_requests_of_operators_get_documented_answers(tmp_path: Path) -> None:
     """On a node of its own: it ends drained, with every fault on."""
     with start_node(tmp_path, extra_args=("--max-model-len", "512", "--max-output-tokens", "16")) as own:

@@ -28,7 +28,7 @@ ModelRunner(sys.argv[1], num_blocks=64, block_size=16, dtype="float32", num_thre
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_after_compile_a_first_start_compiles_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
     command = (sys.executable, "-m", "engine", "compile", "--dtype", "float32", "--jobs", "2")

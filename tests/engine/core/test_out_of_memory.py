@@ -94,6 +94,7 @@ for margin in margins:
 LACKS = {"out_of_memory", "MemoryError"}
 
 
+@pytest.mark.timeout(400)  # on a quarter of a core it takes a minute and a half
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_answer_is_wrong_whatever_memory_is_lacking(dtype: str) -> None:
     margins = [None, 0, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23]

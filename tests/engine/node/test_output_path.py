@@ -233,7 +233,7 @@ async def live(
         check_sums(node)
     node.on_core_lost("the test is over")
     check_sums(node)
-    await asyncio.wait_for(asyncio.gather(*(client.done for client in clients)), 10)
+    await asyncio.wait_for(asyncio.gather(*(client.done for client in clients)), 60)
     assert not node.requests.held
     check_sums(node)
     assert sample(node.exposition().decode(), "engine_output_failures_total", {}) == 0

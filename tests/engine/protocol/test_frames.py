@@ -88,7 +88,7 @@ def test_large_message_arrives_whole(pair) -> None:
     sender = threading.Thread(target=FrameSocket(pair[0], FromCore).send, args=(message,))
     sender.start()
     received = FrameSocket(pair[1], ToCore).receive()
-    sender.join(30)
+    sender.join(60)
     assert received == message
 
 
@@ -135,11 +135,11 @@ def test_reader_thread_ends_with_why(pair, last: bytes, reason: str) -> None:
     thread = start_reader(FrameSocket(pair[1], ToCore), inbox, on_closed=closed.set)
     pair[0].sendall(encode_frame(Shutdown()) + last)
     pair[0].close()
-    assert inbox.get(timeout=30) == Shutdown()
-    end = inbox.get(timeout=30)
+    assert inbox.get(timeout=60) == Shutdown()
+    end = inbox.get(timeout=60)
     assert isinstance(end, ConnectionClosed)
     assert reason in end.reason
-    thread.join(30)
+    thread.join(60)
     assert closed.is_set()
 
 
