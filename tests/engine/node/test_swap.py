@@ -9,7 +9,7 @@ import pytest
 
 from engine.core.runner_loader import NoKvMemoryError, load_runner
 from engine.protocol.core_config import CoreConfig
-from tests.fixtures.engine import EngineNode, start_node, tiny_model_dir
+from tests.fixtures.engine import EngineNode, start_node, tiny_model_dir, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -36,7 +36,10 @@ def test_a_preempted_request_is_swapped_and_goes_on_with_the_same_tokens(tmp_pat
     with start_node(tmp_path, runner="torch", extra_args=options) as node:
         # All at once first: once answers have ended, their length is foreseen and no more are begun than fit.
         with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-            together = list(pool.map(lambda number: _complete(node, number), range(NUM_REQUESTS)))
+            with node.slowed(1000):  # however busy the machine: none ends before the last has come
+                asked = [pool.submit(_complete, node, number) for number in range(NUM_REQUESTS)]
+                wait_for(lambda: len(node.http.get("/admin/requests").json()["requests"]) == NUM_REQUESTS, "all")
+            together = [answer.result() for answer in asked]
         preemptions = node.metric("vllm:num_preemptions_total") or 0
         assert preemptions > 0
         alone = [_complete(node, number) for number in range(NUM_REQUESTS)]
