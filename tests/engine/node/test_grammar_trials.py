@@ -33,6 +33,7 @@ CONFIG = GrammarHelperConfig(
     eos_token_ids=tuple(tiny_tokenizer().eos_token_ids),
     max_memory_bytes=256 * 2**20,
     max_cpu_s=1,
+    max_wall_s=150.0,  # it is the second of CPU that ends a trial here, however long a busy machine takes to give it
 )
 
 
