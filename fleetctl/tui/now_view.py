@@ -8,10 +8,11 @@ from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
 from fleetctl.tui.snapshot import Snapshot, Tail, is_closed
-from fleetctl.wire import AlertState, Incident, Pool, PoolState, Run, RunStatus, TokenRole
+from fleetctl.wire import AlertState, Incident, Node, NodePhase, Pool, PoolState, Run, RunStatus, TokenRole
 
 NUM_EVENTS = 12
 NUM_ALERTS = 8
+NUM_SILENT = 3
 
 Row = tuple[Cell, ...]
 
@@ -36,7 +37,12 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
         notes.append(Cell(f"? {count(unknown, 'rule')} can't be judged: signals are missing or stale (g a)", Tone.WARN))
     if not incidents and not alone:
         quiet = "Nothing hurts: no incident is open, no alert fires."
-        return StorySection(Cell(quiet, Tone.DIM if unknown else Tone.GOOD), (), tuple(notes))
+        silent = [one for one in snapshot.nodes if one.phase in (NodePhase.UNREACHABLE, NodePhase.NOT_READY)]
+        notes += [_silent(one, now) for one in silent[:NUM_SILENT]]
+        if len(silent) > NUM_SILENT:
+            notes.append(Cell(f"and {count(len(silent) - NUM_SILENT, 'node')} more (g f)", Tone.DIM))
+        tone = Tone.WARN if silent else Tone.DIM if unknown else Tone.GOOD
+        return StorySection(Cell(quiet, tone), (), tuple(notes))
     if incidents:
         heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"
     else:
@@ -60,6 +66,13 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
             )
         )
     return StorySection(Cell(heading, Tone.BAD if incidents else Tone.WARN), tuple(rows), tuple(notes))
+
+
+def _silent(node: Node, now: float) -> Cell:
+    """A node that takes nothing before its alert has waited long enough: for a minute where its process lives on."""
+    since = f" for {age(now - node.since)}" if node.since is not None else ""
+    why = f": {node.reason}" if node.reason else ""
+    return Cell(f"! {node.name} is {node.phase.replace('_', ' ')}{since}{why} (g f)", Tone.WARN)
 
 
 def _incident(one: Incident, snapshot: Snapshot, now: float) -> Row:

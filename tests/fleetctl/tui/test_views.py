@@ -520,6 +520,19 @@ def test_rules_that_cannot_be_judged_are_told_where_nothing_fires() -> None:
     assert "1 rule can't be judged" in told
 
 
+def test_a_node_that_does_not_answer_is_told_before_its_alert_fires() -> None:
+    silent = make_node("node-2", phase=NodePhase.UNREACHABLE, reason="no whole answer within 2 s", since=NOW - 40)
+    gone = tuple(make_node(f"old-{i}", phase=NodePhase.NOT_READY) for i in range(4))
+
+    told = texts(Snapshot(status=make_status(), nodes=(make_node("node-1"), silent), known_at=NOW))
+    many = texts(Snapshot(status=make_status(), nodes=(silent, *gone), known_at=NOW))
+
+    assert "Nothing hurts" in told
+    assert "node-2 is unreachable for 40s: no whole answer within 2 s (g f)" in told
+    assert "node-1 is" not in told
+    assert "and 2 nodes more (g f)" in many
+
+
 def test_a_dry_run_of_a_page_says_so_first_and_shows_no_step_as_done() -> None:
     step = {"index": 0, "phase": "do", "title": "", "command": "drain node-2", "status": "done", "started_at": NOW - 5}
     section = run_section(make_run(status=RunStatus.SUCCEEDED, dry_run=True, steps=[step]), NOW)
