@@ -126,7 +126,7 @@ def test_the_same_seed_draws_the_same_requests_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("args", [("--minutes", "0"), ("--minutes", "nan"), ("--runner", "none")])
 def test_bad_arguments_exit_with_2(args: tuple[str, str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "engine.soak", *args], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "engine.soak", *args], capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
 
 

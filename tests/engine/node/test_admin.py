@@ -291,7 +291,7 @@ def test_bad_key_files_are_one_line(tmp_path: Path, text: str, says: str) -> Non
     keys = tmp_path / "keys"
     keys.write_text(text)
     command = [sys.executable, "-m", "engine", "serve", "--model", str(tiny_model_dir()), "--api-key-file", str(keys)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --api-key-file {keys}: ")
     assert says in done.stderr

@@ -199,7 +199,7 @@ def test_a_bad_golden_file_is_one_line(tmp_path: Path) -> None:
     golden = tmp_path / "golden.json"
     golden.write_text("nonsense")
     command = [sys.executable, "-m", "engine", "serve", "--model", str(tiny_model_dir()), "--golden-file", str(golden)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --golden-file {golden}: ")
     assert done.stderr.count("\n") == 1

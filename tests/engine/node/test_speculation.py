@@ -109,7 +109,7 @@ def test_heads_of_another_model_end_the_start_in_one_line(tmp_path: Path) -> Non
     heads = write_heads(tmp_path / "heads", random_heads(tiny_model_dir(), 1), {"hidden_size": 64})
     command = [sys.executable, "-m", "engine", "serve", "--model", str(tiny_model_dir()), "--port", "0"]
     ended = subprocess.run(
-        [*command, "--speculation", "medusa", "--draft-model", str(heads)], capture_output=True, text=True, timeout=60
+        [*command, "--speculation", "medusa", "--draft-model", str(heads)], capture_output=True, text=True, timeout=150
     )
     assert ended.returncode == 2
     assert f"{heads}/config.json: hidden_size: 64, the model's is 128" in ended.stderr
@@ -195,6 +195,6 @@ def test_proposals_are_counted_under_the_names_of_vllm(nodes: tuple[EngineNode, 
 )
 def test_options_that_can_not_be_are_one_line(options: tuple[str, ...], words: str) -> None:
     command = [sys.executable, "-m", "engine", "serve", "--model", str(tiny_model_dir()), "--port", "0", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 2
     assert words in ended.stderr
