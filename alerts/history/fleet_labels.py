@@ -17,8 +17,9 @@ from alerts.labels import METRIC_NAME, LabelSet
 
 _NAMESPACES = (
     ("engine_", "fleetctl"),
-    ("vllm", "vllm"),
-    ("sglang", "sglang"),
+    ("vllm:", "vllm"),
+    ("sglang:", "sglang"),
+    ("llamacpp:", "llamacpp"),
     ("trtllm_", "trtllm"),
     ("tgi_", "tgi"),
     ("nv_", "triton"),

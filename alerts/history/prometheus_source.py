@@ -16,6 +16,7 @@ from alerts.errors import BadRecordingError
 from alerts.evaluation.rules import RuleGroup
 from alerts.history.recording import Points, load
 from alerts.labels import METRIC_NAME, LabelSet
+from alerts.native_name import spellings, with_native_name
 from alerts.promql.nodes import Node, Selector, children
 from alerts.series.store import SeriesStore
 
@@ -47,6 +48,8 @@ class PrometheusServer:
 def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str]:
     """`{__name__="name"}` or `{__name__=~"pattern"}` of everything the rules read and do not record themselves.
 
+    A native name (`vllm:x`) is asked for in all its spellings: that Prometheus has what its scraper made of it.
+
     `only`: matchers that are added to each, such as `job="vllm"`. Raises BadRecordingError for a rule that selects
     series of any name.
     """
@@ -64,7 +67,10 @@ def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str
                         )
                     if name.op == "=" and name.value in (*recorded, "ALERTS", "ALERTS_FOR_STATE"):
                         continue
-                    found.add(selector_of(name.value, op=name.op, only=only))
+                    pattern = spellings(name.value) if name.op == "=" else name.value
+                    found.add(
+                        selector_of(pattern, op="=" if pattern == name.value and name.op == "=" else "=~", only=only)
+                    )
     return sorted(found)
 
 
@@ -103,6 +109,8 @@ def read_range(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[RangeSeries]:
     """All points in (start, end] of these selectors, several asked for at once; the windows of one series in order.
+
+    Under native names. Of a series that is there in two spellings the first counts.
 
     Raises BadRecordingError when one of them cannot be read.
     """
@@ -156,7 +164,17 @@ def _read_one(server: PrometheusServer, selector: str, start: float, end: float)
                 raise BadRecordingError(
                     f"Prometheus at {server.url}: an answer that cannot be read: {_short(error)}"
                 ) from None
-    return rows
+    return _under_native_names(rows)
+
+
+def _under_native_names(rows: list[RangeSeries]) -> list[RangeSeries]:
+    spelled: dict[LabelSet, LabelSet] = {}
+    return [
+        row._replace(labels=labels)
+        for row in rows
+        for labels in (with_native_name(row.labels),)
+        if spelled.setdefault(labels, row.labels) == row.labels
+    ]
 
 
 def _range_series(one: dict[str, Any]) -> RangeSeries:

@@ -16,13 +16,13 @@ from alerts.errors import BadCatalogError, BadRuleError
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
 from alerts.evaluation.yaml_file import read_yaml, reason_of, shown_path
+from alerts.native_name import native_name
 
 CATALOG_FILE = Path(__file__).parents[1] / "metrics_catalog.yaml"
 
 Type = Literal["gauge", "counter", "plain_counter", "monotone_gauge", "last_code", "histogram", "summary"]
 Part = Literal["value", "bucket", "rated_bucket", "sum", "count"]
 
-_ESCAPED = {"vllm_": "vllm:", "sglang_": "sglang:"}
 _UNIT_OF_SIGNAL = (("_ratio", "ratio"), ("_seconds", "seconds"), ("_bytes", "bytes"), ("_celsius", "celsius"))
 _RATED_BUCKET = ":bucket_rate"  # recorded rates of a histogram's buckets: `le` is there, and no rate() is needed
 _SIMILAR = 0.85  # difflib's ratio from which on a name is taken for a misspelling
@@ -38,7 +38,7 @@ class Metric:
     part: Part = "value"
     removed_in: str | None = None
     instead: str | None = None
-    is_escaped: bool = False  # vllm_x: only there after OpenMetrics escaping
+    is_escaped: bool = False  # vllm_x, ray_vllm_x: another spelling of a native name
     is_off_by_default: bool = False
 
     @property
@@ -121,8 +121,8 @@ class Catalog:
         found = self._metrics.get(name)
         if found is not None:
             return found
-        if unescaped(name) != name:
-            inner = self.find(unescaped(name))
+        if native_name(name) != name:
+            inner = self.find(native_name(name))
             return replace(inner, is_escaped=True) if isinstance(inner, Metric) else inner
         if name.startswith("llm:"):
             if name not in self._signals:
@@ -140,8 +140,8 @@ class Catalog:
         return [name for name in (*self._metrics, *self._signals) if pattern.fullmatch(name)]
 
     def emitters(self, name: str) -> frozenset[str]:
-        """Engines of which some version emits the name, escaped by OpenMetrics or not."""
-        return frozenset(self._emitters.get(unescaped(name), ()))
+        """Engines of which some version emits the name, in whatever spelling."""
+        return frozenset(self._emitters.get(native_name(name), ()))
 
     def emitted_by(self, engines: Collection[str]) -> list[str]:
         """All names that one of these engines emits."""
@@ -208,14 +208,6 @@ class Catalog:
             if engine is not None:
                 self._emitters.setdefault(sample, set()).add(engine)
         return list(samples)
-
-
-def unescaped(name: str) -> str:
-    """vllm_x as vllm:x: scrapers that ask for OpenMetrics get the colon as an underscore."""
-    for escaped, plain in _ESCAPED.items():
-        if name.startswith(escaped):
-            return plain + name.removeprefix(escaped)
-    return name
 
 
 def _signal_unit(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher, compile_go
+from alerts.native_name import native_name, spellings
 from alerts.promql.nodes import Binary, Call, Node, Number, RangeSelector, Selector, children
 from alerts.review.catalog import Catalog, Metric, Missing
 from alerts.review.finding import Problem
@@ -84,12 +85,12 @@ def _selected(
         remedy = f"use {found.instead}" if found.instead else "there is no successor"
         yield Problem("error", "removed-metric", f"{matcher.value}: gone since {found.removed_in}", remedy)
     if found.is_escaped:
-        plain = matcher.value.replace("_", ":", 1)
+        plain = native_name(matcher.value)
         yield Problem(
             "warning",
             "escaped-name",
-            f"{matcher.value}: the engine says {plain}; only scrapers that ask for OpenMetrics get the underscore",
-            f'use {plain}, or {{__name__=~"{plain.replace(":", "[:_]", 1)}"}} for both',
+            f"{matcher.value}: the engine says {plain}; only some scrapers, and Ray Serve, spell it otherwise",
+            f'use {plain}, or {{__name__=~"{spellings(plain)}"}} for all',
         )
     if found.is_off_by_default and is_alert:
         yield Problem(

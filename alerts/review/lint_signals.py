@@ -11,8 +11,9 @@ from pathlib import Path
 
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher, compile_go
+from alerts.native_name import native_name
 from alerts.promql.nodes import Node, Selector, children
-from alerts.review.catalog import Catalog, unescaped
+from alerts.review.catalog import Catalog
 from alerts.review.finding import Problem
 from alerts.review.name_pattern import names_of_pattern
 
@@ -84,7 +85,7 @@ def signal_problems(root: Node, catalog: Catalog, recorded: set[str], engines: t
             if not any(pattern.fullmatch(name) for name in (*catalog.emitted_by(engines), *recorded)):
                 yield _dead(matcher.value, catalog, engines)
             continue
-        for name in dict.fromkeys(map(unescaped, names)):
+        for name in dict.fromkeys(map(native_name, names)):
             if not _is_given(name, recorded) and not catalog.emitters(name) & set(engines):
                 yield _dead(name, catalog, engines)
 

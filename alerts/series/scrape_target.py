@@ -8,12 +8,12 @@ from weakref import WeakValueDictionary
 
 from alerts.errors import BadExpositionError
 from alerts.labels import METRIC_NAME, LabelSet
+from alerts.native_name import native_name
 from alerts.series.appender import Appender
 from alerts.series.exposition import is_openmetrics, parse_line, read_value
 
 MAX_SAMPLES_PER_SCRAPE = 100_000
 MAX_KNOWN_TEXTS = 100_000
-_ESCAPED_PREFIXES = ("vllm_", "sglang_")
 
 
 class ExpositionLayout:
@@ -81,16 +81,13 @@ class TargetState:
         self._own_names = frozenset(name for name, _ in labels.pairs)
 
     def attach(self, scraped: LabelSet) -> LabelSet:
-        """Scraped labels plus the target's own; a scraped label that clashes becomes exported_<name>.
-
-        vllm_x and sglang_x become vllm:x and sglang:x: OpenMetrics answers of these engines escape the colon.
-        """
+        """Scraped labels plus the target's own, under the native name; a label that clashes becomes exported_<name>."""
         pairs = []
         for pair in scraped.pairs:
             name, value = pair
             if name == METRIC_NAME:
-                is_escaped = value.startswith(_ESCAPED_PREFIXES)
-                pairs.append(self._layouts.shared(METRIC_NAME, value.replace("_", ":", 1)) if is_escaped else pair)
+                native = native_name(value)
+                pairs.append(pair if native == value else self._layouts.shared(METRIC_NAME, native))
             elif name in self._own_names:
                 exported = f"exported_{name}"
                 while exported in self._own_names or scraped.get(exported):

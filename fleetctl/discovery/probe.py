@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from alerts.native_name import native_name
 from fleetctl.engines.table import ENGINES, OTHER_ENGINE
 from fleetctl.kit.fetch import TextAnswer
 
@@ -58,7 +59,7 @@ async def _by_metrics(url: str, get: Get) -> str:
         if answer.status != 200:
             continue
         for line in answer.text.splitlines():
-            name = line.split("{", 1)[0].split(" ", 1)[0]
+            name = native_name(line.split("{", 1)[0].split(" ", 1)[0])
             found = next(
                 (kind.name for kind in ENGINES.values() if name.startswith(kind.metric_prefixes or ("\0",))), ""
             )

@@ -37,7 +37,7 @@ class EngineKind:
     ready_paths: tuple[str, ...]
     version_paths: tuple[str, ...]
     metrics_path: str = "/metrics"  # empty: it is not scraped, as nothing is known of its metrics
-    metric_prefixes: tuple[str, ...] = ()  # of its own metrics: what tells it from others
+    metric_prefixes: tuple[str, ...] = ()  # of its own metrics, by their native names: what tells it from others
     tells_load: bool = True  # it says how many requests it holds: a drain waits for none
     sleep_path: str = ""  # says whether it sleeps, where its health does not
     unready_reason: str = ""  # what 503 from its ready path means, where that is one thing

@@ -140,7 +140,7 @@ _KINDS = (
         # 503 when its core is known dead; one that hangs still answers 200: the deep check tells.
         ready_paths=("/health",),
         version_paths=("/version",),
-        metric_prefixes=("vllm:", "vllm_"),
+        metric_prefixes=("vllm:",),
         sleep_path="/is_sleeping",
         unready_reason="core_dead",
         at_stop="aborts everything at once, unless it was given time",
@@ -153,7 +153,7 @@ _KINDS = (
         # Not /health, which generates a token and takes up to 20 s. Before 0.5 there is no /ready.
         ready_paths=("/ready", "/ping", "/health"),
         version_paths=("/server_info", "/get_server_info"),
-        metric_prefixes=("sglang:", "sglang_"),
+        metric_prefixes=("sglang:",),
         at_stop="finishes what it holds without an upper bound, and goes on taking new requests",
         at_stop_option="none: it is ended by force after --grace",
         abilities=_SGLANG,
@@ -195,7 +195,7 @@ _KINDS = (
         "llama.cpp's server",
         ready_paths=("/health",),
         version_paths=("/props",),
-        metric_prefixes=("llamacpp:", "llamacpp_"),
+        metric_prefixes=("llamacpp:",),
         at_stop="ends at once",
         abilities=_LLAMACPP,
     ),

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from alerts.evaluation.rules import RuleGroup
-from alerts.history.prometheus_source import RangeSeries, metric_selectors
+from alerts.history.prometheus_source import RangeSeries, metric_selectors, selector_of
 from alerts.history.recording import read_recordings, recording_store
 from alerts.labels import METRIC_NAME
+from alerts.native_name import spellings
 from alerts.sample import is_stale_nan
 from alerts.series.store import SeriesStore
 from diagnostics.bench.case import HERE, load_case
@@ -31,10 +32,15 @@ PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"
 OUR_LABELS = {"node", "pool", "model", "zone", "revision", "engine"}
 
 
-def as_a_stranger_has_it(store: SeriesStore, shift_s: float, kept: frozenset[str] = frozenset()) -> Iterator[str]:
-    """OpenMetrics text of what a plain Prometheus would hold: without any label of ours, but for those `kept`."""
+def as_a_stranger_has_it(
+    store: SeriesStore, shift_s: float, kept: frozenset[str] = frozenset(), vllm: str = "vllm:"
+) -> Iterator[str]:
+    """OpenMetrics text of what a plain Prometheus would hold: without any label of ours, but for those `kept`.
+
+    `vllm`: how the names of vLLM begin there.
+    """
     for labels, points in store.dump(0, 1e12):
-        name = labels.pop(METRIC_NAME)
+        name = labels.pop(METRIC_NAME).replace("vllm:", vllm)
         plain = {key.removeprefix("exported_"): value for key, value in labels.items() if key not in OUR_LABELS - kept}
         told = ",".join(f"{key}={json.dumps(value)}" for key, value in sorted(plain.items()))
         later_s = shift_s if name == "process_start_time_seconds" else 0.0
@@ -54,7 +60,7 @@ class Recorded:
     text: Path
     yesterday: Path  # the same fall a day before
     onset: float
-    upgrade: Path  # the fall after an upgrade, three days before
+    upgrade: Path  # the fall after an upgrade, three days before, of vLLM under Ray Serve
     upgrade_onset: float
 
 
@@ -75,7 +81,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     found.yesterday.write_text("\n".join(as_a_stranger_has_it(store, shift_s - DAY_S)), "utf-8")
     upgrade = store_of("prefix-seeds-upgrade-vllm")
     found.upgrade.write_text(
-        "\n".join(as_a_stranger_has_it(upgrade, upgrade_shift_s, frozenset({"revision"}))), "utf-8"
+        "\n".join(as_a_stranger_has_it(upgrade, upgrade_shift_s, frozenset({"revision"}), vllm="ray_vllm_")), "utf-8"
     )
     return found
 
@@ -135,7 +141,7 @@ def test_the_upgrade_of_the_seeds_has_its_rollback_as_remedy() -> None:
     [
         (600, "", 0, "confidence"),
         (-300, "", 1, "Nothing is wrong with"),
-        (600, '__name__=~"up|vllm:num_requests_running"', 4, "unknown"),
+        (600, '__name__=~"up|ray_vllm_num_requests_running"', 4, "unknown"),
     ],
     ids=["a cause is named", "nothing is wrong", "not known"],
 )
@@ -201,7 +207,7 @@ def test_of_other_days_only_what_was_asked_is_read(recorded: Recorded) -> None:
     assert [one.diagnosis.cause for one in found.said] == [one.diagnosis.cause for one in verdict.said]
     assert [end for _, end in read] == [900 - 7 * DAY_S, 900 - DAY_S]
     assert all(end - start <= 3600 for start, end in read)
-    assert '{__name__="vllm:prefix_cache_hits_total"}' in names
+    assert selector_of(spellings("vllm:prefix_cache_hits_total"), op="=~") in names
     assert 2 < len(names) < len(metric_selectors(content.groups)) / 3
     unknown = "against this hour yesterday unknown: no history, a week ago unknown: no history"
     assert {one.usual for one in found.said[0].diagnosis.evidence} == {"", unknown}
@@ -210,7 +216,7 @@ def test_of_other_days_only_what_was_asked_is_read(recorded: Recorded) -> None:
 def test_settings_that_no_rule_reads_are_read_where_a_question_asks_for_them() -> None:
     content = load_content()
     names = metric_selectors([*content.groups, asked_of(content.knowledge)])
-    assert '{__name__="vllm:cache_config_info"}' in names
+    assert selector_of(spellings("vllm:cache_config_info"), op="=~") in names
     assert '{__name__="fleet_change_timestamp_seconds"}' in names
 
 

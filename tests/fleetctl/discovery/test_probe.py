@@ -36,6 +36,14 @@ SAYS: dict[str, tuple[dict[str, str], EngineFacts]] = {
         },
         EngineFacts("vllm", "0.9", "m"),
     ),
+    "vllm under ray": (
+        {"/v1/models": models("m", "acme"), "/metrics": 'ray_vllm_num_requests_running{a="b"} 0\n'},
+        EngineFacts("vllm", "", "m"),
+    ),
+    "vllm's router is not vllm": (
+        {"/v1/models": models("m", "acme"), "/metrics": "vllm_router_processed_requests_total 0\n"},
+        EngineFacts("openai", "", "m"),
+    ),
     "sglang without metrics": (
         {
             "/v1/models": models("qwen", ""),
