@@ -34,10 +34,11 @@ def node(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iter
 
 
 @contextlib.contextmanager
-def traced(tmp_path: Path, url: str, *extra: str) -> Iterator[EngineNode]:
+def traced(tmp_path: Path, url: str, *extra: str, timeout_s: float = 60.0) -> Iterator[EngineNode]:
+    """`timeout_s`: what is sent again since its answer was late comes twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(timeout_s))
         with start_node(tmp_path, extra_args=("--otlp-traces-endpoint", url, "--pool", "main", *extra)) as running:
             yield running
 
@@ -234,7 +235,7 @@ def test_spans_are_flushed_when_the_node_is_stopped(tmp_path: Path) -> None:
 def test_a_dead_collector_is_told_once_and_harms_nobody(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # not listening: every connection is refused
-        with traced(tmp_path, f"http://127.0.0.1:{closed.getsockname()[1]}") as node:
+        with traced(tmp_path, f"http://127.0.0.1:{closed.getsockname()[1]}", timeout_s=2.0) as node:
             for _ in range(3):
                 assert node.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
                 wait_for(lambda: node.events("traces.export_failed"), "the failure to be told")
