@@ -8,13 +8,14 @@ are the same with any number.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 MIN_TRIAL_STEPS, MIN_TRIAL_S = 6, 0.12  # of each of the two: a neighbour's turns are some 40 ms apart
 SHORTEST_WAIT_S = 0.5  # between trials; longer and longer, as long as nothing changes
 LONGEST_WAIT_S, LONGEST_WAIT_OF_ALL_S = 8.0, 16.0  # with fewer threads than there are, and with all of them
 GAIN = 0.93  # the other number must take less than this share of the time
-HOPELESS = 1.15  # times as long after the first steps
+HOPELESS, HOPELESS_STEPS = 1.15, 2  # a number none of whose first steps took less than so many times as long
 SLOW_RATIO = 1.3  # of what such steps took in the last trial: something changed, try at once
 _SMOOTHING = 0.2
 
@@ -26,6 +27,12 @@ class _Leg:
     num_threads: int
     num_steps: int = 0
     seconds: float = 0.0
+    shortest_s: float = math.inf
+
+    def add(self, seconds: float) -> None:
+        self.num_steps += 1
+        self.seconds += seconds
+        self.shortest_s = min(self.shortest_s, seconds)
 
     @property
     def mean_s(self) -> float:
@@ -64,15 +71,14 @@ class _BatchJudge:
 
     def _try(self, seconds: float, now: float) -> None:
         leg = self.legs[-1]
-        leg.num_steps += 1
-        leg.seconds += seconds
+        leg.add(seconds)
         if len(self.legs) == 1:
             if leg.is_long_enough:
                 self.legs.append(_Leg(self._other()))
             return
         first = self.legs[0]
-        # A number that is worse is not tried to the end.
-        is_worse = leg.num_steps >= MIN_TRIAL_STEPS and leg.mean_s > HOPELESS * first.mean_s
+        # A number that is worse is not tried to the end: each of its steps makes clients wait.
+        is_worse = leg.num_steps >= HOPELESS_STEPS and leg.shortest_s > HOPELESS * first.mean_s
         is_hopeless = is_worse or leg.seconds > max(2 * first.mean_s * MIN_TRIAL_STEPS, MIN_TRIAL_S)
         if not (leg.is_long_enough or is_hopeless):
             return

@@ -38,6 +38,18 @@ def test_a_quiet_machine_is_as_fast_as_with_all_threads_always(most: int) -> Non
     assert steps > 0.985 * 120.0 / _quiet(most, 0.0)
 
 
+def test_one_step_in_a_hundred_or_fewer_is_slow_by_a_trial_that_is_hopeless() -> None:
+    """More of them are what clients see as ITL p95, beside those that a prompt holds up."""
+    tried: list[int] = []
+
+    def seconds_of(threads: int, now: float) -> float:
+        tried.append(threads)
+        return {1: 0.014, 2: 0.0095}[threads]
+
+    steps = _serve(TeamJudge(2), seconds_of, lasts=12.0, rows=8)
+    assert 0 < tried.count(1) <= 0.01 * steps
+
+
 @pytest.mark.parametrize(("most", "count"), [(2, 1), (4, 1), (4, 2), (16, 1), (16, 4)])
 def test_neighbours_cost_the_threads_that_they_stand_beside(most: int, count: int) -> None:
     judge = TeamJudge(most)
