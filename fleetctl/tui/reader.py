@@ -156,6 +156,7 @@ class SnapshotReader:
 
     async def _read(self, wanted: Wanted) -> Snapshot:
         due = self._due(wanted)
+        self._stale -= due  # before they are asked for: what is heard of them meanwhile has them read once more
         controller, last = self._controller, self._last
         readers = {
             Part.NODES: self._nodes,
@@ -188,11 +189,11 @@ class SnapshotReader:
         if self._told_nodes is not None and self._has_told:
             changes |= self._nodes_as_told(self._told_nodes)
             due.add(Part.NODES)
+            self._stale.discard(Part.NODES)
         if Part.FOCUS in due:
             changes |= await self._focus(changes.get("incidents", last.incidents))
         if Part.CHARTS in due:
             changes |= await self._charts(changes.get("focus", last.focus))
-        self._stale -= due
         if self._told_events is None:
             self._told_events = tuple(self._events)
         at = self._now()

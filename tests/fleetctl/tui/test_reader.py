@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.told_node import KnownNodes
 from fleetctl.tui.reader import OF_NODES, SnapshotReader
 from fleetctl.tui.snapshot import Part, Wanted
-from fleetctl.wire import IncidentStatus, Node, NodePhase, RunbookInfo, TenantUse
+from fleetctl.wire import IncidentStatus, Node, NodePhase, Run, RunbookInfo, RunStatus, TenantUse
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run, make_status
 
 pytestmark = pytest.mark.anyio
@@ -130,6 +132,27 @@ async def test_an_event_has_what_it_is_about_read_at_once() -> None:
     reader.heard([make_event(1)])
     await reader.read(ALL)
     assert "incidents" not in controller.asked, "it was heard of before"
+
+
+async def test_what_is_heard_of_while_it_is_read_is_read_once_more() -> None:
+    class Slow(FakeController):
+        has_answered = False
+
+        async def runs(self, *args: Any, **filters: Any) -> list[Run]:
+            found = await super().runs(*args, **filters)
+            if not self.has_answered:  # it is cancelled behind this answer, which is still on its way
+                self.has_answered = True
+                self.runs_now = [make_run(status=RunStatus.CANCELLED)]
+                reader.heard([make_event(1)])
+            return found
+
+    controller = Slow()
+    controller.runs_now = [make_run(status=RunStatus.PROPOSED)]
+    reader = SnapshotReader(controller, Clock())
+    shown = Wanted(frozenset({Part.RUNS}))
+
+    assert [run.status for run in (await reader.read(shown)).runs] == [RunStatus.PROPOSED]
+    assert [run.status for run in (await reader.read(shown)).runs] == [RunStatus.CANCELLED]
 
 
 async def test_a_large_fleet_is_read_as_often_as_it_is_scraped() -> None:
