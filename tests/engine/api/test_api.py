@@ -402,10 +402,13 @@ def test_requests_in_flight_are_listed_without_text(node: EngineNode) -> None:
 
     def look(count: int) -> None:
         if count == 5:
-            listed = node.http.get("/admin/requests")
+            listed = wait_for(lambda: known(node.http.get("/admin/requests")), "the core to say what is held")
             assert secret not in listed.text
             seen.extend(listed.json()["requests"])
             node.full_speed()
+
+    def known(listed: httpx.Response) -> httpx.Response | None:
+        return None if "kv_blocks_unknown" in listed.json() else listed
 
     with node.slowed():
         read_stream(node, "/v1/completions", body, headers={"X-Request-Id": "look-at-me"}, on_chunk=look)
