@@ -23,6 +23,8 @@ from tests.engine.core.test_speculation_torch import REQUESTS, Answer, serve
 from tests.fixtures.core import make_config
 from tests.fixtures.cpu_paths import CPU_PATHS, take_path
 
+pytestmark = pytest.mark.timeout(400)  # on a tenth of a core the kernels of one path take two minutes to compile
+
 BLOCK_SIZE, NUM_BLOCKS = 16, 60
 ROOMY = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE, "max_model_len": 300, "max_num_batched_tokens": 128}
 ALWAYS = SpeculationConfig(num_speculative_tokens=5, prompt_lookup_min=1, is_adaptive=False)
