@@ -35,6 +35,7 @@ _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, Breake
 NO_NAMES: Mapping[str, Sequence[str]] = {}
 WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
+WITHDRAWER = "controller"  # who cancels what it proposed itself
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -65,7 +66,9 @@ class Remediation:
         self._timeline = records.timeline
         self._clock = records.clock
         self._settings = settings
-        self._settled: set[tuple[str, int, str, float | None, bool]] = set()
+        self._settled: dict[
+            str, tuple[int, str, float | None, bool]
+        ] = {}  # by incident: of a cause that comes back anew
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
@@ -86,14 +89,14 @@ class Remediation:
             named = self._content.current.causes.get(diagnosis.cause)
             is_elsewhere = named is not None and named.not_by_deploy and diagnosis.confidence == "confirmed"
             deploy = None if is_elsewhere else await self._deploy_of(incident)
-            key = (incident.id, incident.reopened, diagnosis.cause, incident.widened_at, deploy is not None)
-            if key in self._settled or not self._automation.may_propose(incident):
+            key = (incident.reopened, diagnosis.cause, incident.widened_at, deploy is not None)
+            if self._settled.get(incident.id) == key or not self._automation.may_propose(incident):
                 continue
             # The guards' first word on a run is final: not before they can look, e.g. right after a start.
             if await self._lookup.serving_nodes() is not None and await self._propose(
                 incident, diagnosis.cause, deploy
             ):
-                self._settled.add(key)
+                self._settled[incident.id] = key
 
     async def _deploy_of(self, incident: Incident) -> Rollout | None:
         """The rollout that the incident began with, while nobody has answered whether it is to be rolled back."""
@@ -163,6 +166,8 @@ class Remediation:
         if deploy is not None:
             reason = f"it began with {deploy.id}, {deploy.from_revision} to {deploy.to_revision}: {reason}"[:2000]
         again = f":{incident.reopened}" if incident.reopened else ""
+        if withdrawn := sum(run.runbook == page.name and is_withdrawn(run) for run in runs):
+            again += f":after-{withdrawn}"
         try:
             if why := await self._executor.why_never(page.name, inputs):
                 await self._say_impossible(incident, f"{page.name}: {why}{by_hand(incident.scope.get('node'))}")
@@ -245,7 +250,7 @@ class Remediation:
             is_ours = run.requested_by == "controller" or run.requested_by.startswith("policy:")
             if run.status is RunStatus.PROPOSED and is_ours and (page is None or run.runbook != page.name):
                 try:
-                    await self._executor.cancel(run.id, "controller", "its cause was replaced before anybody answered")
+                    await self._executor.cancel(run.id, WITHDRAWER, "its cause was replaced before anybody answered")
                 except RunbookError as error:  # somebody answered in this very moment: that stands
                     log.info("run.not_withdrawn", run_id=run.id, why=str(error))
 
@@ -291,12 +296,17 @@ def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
 def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run | None:
     """A run that already stands for this remedy: one that is not over, or that did not help and is not repeated."""
     for run in runs:
-        if run.runbook != runbook or run.dry_run:
+        if run.runbook != runbook or run.dry_run or is_withdrawn(run):
             continue
         repeatable = run.status in (RunStatus.SUCCEEDED, RunStatus.EXPIRED, RunStatus.CANCELLED)
         if not repeatable or not incident.reopened:
             return run
     return None
+
+
+def is_withdrawn(run: Run) -> bool:
+    """Whether we took the proposal back before anybody's word on it: no reason against it when its cause comes back."""
+    return run.status is RunStatus.CANCELLED and run.cancelled_by == WITHDRAWER and run.decided_by is None
 
 
 def inputs_from_scope(

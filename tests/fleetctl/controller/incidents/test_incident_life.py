@@ -157,6 +157,33 @@ async def test_while_one_remedy_acts_no_other_is_proposed_whatever_the_verdict_t
         stop_all(tmp_path)
 
 
+async def test_a_verdict_that_comes_back_has_its_own_remedy_proposed_again_and_the_other_ones_withdrawn(
+    tmp_path: Path,
+) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            (incident,) = controller.book.open_incidents()
+            slow = incident.diagnosis
+            assert slow is not None
+
+            for found in (replace(slow, cause="wrong_output", confidence="confirmed"), slow):
+                await controller.book.change_incident(incident.id, lambda one, found=found: with_diagnosis(one, found))
+                await controller.remediation.propose_runbooks()
+
+            told = sorted((run.runbook, run.status) for run in runs(controller))
+            assert told == [
+                ("replace-lying-node", RunStatus.CANCELLED),
+                ("replace-node", RunStatus.CANCELLED),
+                ("replace-node", RunStatus.PROPOSED),
+            ]
+    finally:
+        stop_all(tmp_path)
+
+
 async def test_policy_run_acts_unasked_on_a_confirmed_cause(tmp_path: Path) -> None:
     clock, traffic = DrivenClock(), Traffic()
     try:

@@ -125,6 +125,16 @@ def test_a_remedy_is_proposed_once_per_incident(status: RunStatus) -> None:
     assert blocking_run([replace(run, dry_run=True)], "replace-node", incident) is None, "a dry run treats nothing"
 
 
+def test_what_was_taken_back_before_anybody_answered_is_proposed_anew_and_what_a_person_cancelled_is_not() -> None:
+    incident = Incident("inc-1", "t", IncidentStatus.OPEN, "page", {"node": "node-2"}, 1.0)
+    run = Run("run-1", "replace-node", "t", RunStatus.CANCELLED, {}, 1.0, 1.0, cancelled_by="controller")
+    assert blocking_run([run], "replace-node", incident) is None
+    by_ann = replace(run, cancelled_by="ann")
+    assert blocking_run([by_ann], "replace-node", incident) is by_ann
+    answered = replace(run, decided_by="ann")
+    assert blocking_run([answered], "replace-node", incident) is answered
+
+
 def test_a_reopened_incident_may_try_again_what_helped_but_not_what_did_not() -> None:
     incident = Incident("inc-1", "t", IncidentStatus.OPEN, "page", {"node": "node-2"}, 1.0, reopened=1)
     run = Run("run-1", "replace-node", "t", RunStatus.SUCCEEDED, {}, 1.0, 1.0)
