@@ -18,7 +18,7 @@ from tests.fixtures.alertmanager import HTTP, NEEDS_BOTH, alertmanager, controll
 from tests.fixtures.controller import stop_all
 from tests.fixtures.http_server import Asked, serve_http
 
-pytestmark = [pytest.mark.e2e, NEEDS_BOTH]
+pytestmark = [pytest.mark.e2e, NEEDS_BOTH, pytest.mark.timeout(600)]
 
 
 @dataclass
