@@ -240,17 +240,17 @@ async def test_a_node_that_was_stopped_long_ago_is_forgotten_by_itself(tmp_path:
 
 
 async def test_start_copies_another_node_and_routes_it_when_ready(controller: Controller) -> None:
-    receipt = await controller.effects.start_node("node-9", like="node-1", wait_s=20)
+    receipt = await controller.effects.start_node("node-9", like="node-1", wait_s=60)
     assert routes(controller)["node-9"] is RouteState.ACTIVE
     assert controller.fleet.nodes["node-9"].row.spec == controller.fleet.nodes["node-1"].row.spec.named("node-9")
-    again = await controller.effects.start_node("node-9", like="node-1", wait_s=20)
+    again = await controller.effects.start_node("node-9", like="node-1", wait_s=60)
     assert again["instance"] == receipt["instance"]
 
 
 async def test_start_goes_on_after_a_crash_between_the_row_and_the_process(controller: Controller) -> None:
     spec = make_spec("node-9")
     await controller.database.write(lambda c: want_node(c, spec, Role.REPLACEMENT, 1.0))
-    await controller.effects.start_node("node-9", like="node-1", wait_s=20)
+    await controller.effects.start_node("node-9", like="node-1", wait_s=60)
     assert routes(controller)["node-9"] is RouteState.ACTIVE
 
 
@@ -258,7 +258,7 @@ async def test_start_says_why_the_process_ended(controller: Controller) -> None:
     spec = make_spec("node-9", "--fail-at-start")
     await controller.database.write(lambda c: want_node(c, spec, Role.REPLACEMENT, 1.0))
     with pytest.raises(PermanentError, match="no such model directory"):
-        await controller.effects.start_node("node-9", like=None, wait_s=20)
+        await controller.effects.start_node("node-9", like=None, wait_s=60)
     assert "node-9" not in routes(controller)
 
 
@@ -301,7 +301,7 @@ async def test_uncordon_undoes_cordon_and_drain(controller: Controller) -> None:
 async def test_restart_gives_a_drained_node_a_new_process_and_its_route_back(controller: Controller) -> None:
     before = controller.fleet.nodes["node-1"].instance
     await controller.effects.drain("node-1", deadline_s=0.1)
-    receipt = await controller.effects.restart_node("node-1", wait_s=20)
+    receipt = await controller.effects.restart_node("node-1", wait_s=60)
     assert receipt["replaced_instance"] == before != controller.fleet.nodes["node-1"].instance
     assert routes(controller)["node-1"] is RouteState.ACTIVE
 
@@ -324,7 +324,7 @@ async def test_restart_that_a_crash_cut_off_goes_on(tmp_path: Path, stopped: boo
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
             await second.loops.run_turn("fleet")
             assert second.effects.provider.observe("node-1").running is not stopped, "not the fleet's business"
-            await second.effects.restart_node("node-1", wait_s=20)
+            await second.effects.restart_node("node-1", wait_s=60)
             assert second.fleet.nodes["node-1"].instance not in (None, old)
     finally:
         stop_all(tmp_path)
@@ -334,10 +334,10 @@ async def test_restart_that_ended_before_the_crash_is_not_done_twice(tmp_path: P
     try:
         async with running_fleet(make_config(tmp_path)) as first:
             await first.effects.drain("node-1", deadline_s=0.1)
-            await first.effects.restart_node("node-1", wait_s=20)
+            await first.effects.restart_node("node-1", wait_s=60)
             instance = first.fleet.nodes["node-1"].instance
         async with open_controller(make_config(tmp_path), make_provider(tmp_path)) as second:
-            receipt = await second.effects.restart_node("node-1", wait_s=20)
+            receipt = await second.effects.restart_node("node-1", wait_s=60)
             assert "before the controller restarted" in receipt["note"]
             await second.loops.run_turn("fleet")
             assert second.fleet.nodes["node-1"].instance == instance
@@ -356,7 +356,7 @@ async def test_scaling_out_starts_all_at_once_and_twice_is_once(controller: Cont
             start=["node-3", "node-4"],
             stop=[],
             like="node-2",
-            wait_s=20,
+            wait_s=60,
             deadline_s=1,
             before_removal=_allowed,
         )
@@ -383,7 +383,7 @@ async def test_scaling_in_asks_before_each_node_and_stops_where_the_answer_is_no
             start=[],
             stop=["node-77", "node-2", "node-1"],
             like=None,
-            wait_s=20,
+            wait_s=60,
             deadline_s=0.2,
             before_removal=before_removal,
         )

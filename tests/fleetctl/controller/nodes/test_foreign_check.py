@@ -93,7 +93,7 @@ async def until_checked(controller: Controller, results: Mapping[str, bool | Non
         checks = {name: controller.deep_checks.last(name) for name in results}
         return {n: c.is_right if c else "none" for n, c in checks.items()} == results
 
-    await until(look, what, timeout_s=60.0)
+    await until(look, what)
 
 
 def firing(controller: Controller) -> set[tuple[str, str]]:
@@ -134,7 +134,7 @@ async def test_a_node_with_other_weights_is_taken_out_paged_and_let_in_when_it_i
             await turn(controller)
             return ("LLMWrongOutput", names[2]) in firing(controller)
 
-        await until(is_paged, "somebody is paged", timeout_s=40.0)
+        await until(is_paged, "somebody is paged")
     # A new controller knows it before it could ask anybody, and knows what is right.
     async with attached(tmp_path, *servers.ports) as controller:
         for loop in ("discovery", "fleet"):

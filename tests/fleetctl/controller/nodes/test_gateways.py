@@ -88,7 +88,7 @@ async def test_a_gateway_that_is_killed_is_started_again_and_said_so_and_one_tha
             address = f"127.0.0.1:{port}"
             assert told == [(address, 0.0), (address, 1.0)], "a count that nobody saw at zero did not rise for anybody"
 
-            receipt = await controller.effects.restart_gateway("gateway", wait_s=20)
+            receipt = await controller.effects.restart_gateway("gateway", wait_s=60)
             assert receipt["replaced_instance"] == state.instance
             assert controller.gateways.states["gateway"].deaths == 1, "what was asked for is no death"
             with pytest.raises(PermanentError, match="no gateway named other"):

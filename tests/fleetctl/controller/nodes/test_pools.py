@@ -89,7 +89,7 @@ async def test_an_exchange_for_another_revision_keeps_every_seat_and_is_made_of_
             most, least = max(most, pool.nodes), min(least, pool.ready)
             return pool.state is PoolState.CONVERGED and pool.revisions == {new.id: 2}
 
-        await until(exchanged, "both nodes are of the new revision", timeout_s=60)
+        await until(exchanged, "both nodes are of the new revision")
         assert (most, least) == (3, 2)
         assert {route.node for route in controller.routing.table.routes} == {"node-3", "node-4"}
         assert {route.revision for route in controller.routing.table.routes} == {new.id}
@@ -110,7 +110,12 @@ async def test_what_a_guard_refuses_is_held_and_said_and_not_asked_each_second(s
         await controller.database.write(
             lambda c: begin_scaling(c, "default", start=(), stop=("node-1",), by="ann", now=1.0)
         )
-        for _ in range(4):
+
+        async def held() -> bool:
+            return (await turn(controller)).state is PoolState.HELD
+
+        await until(held, "the guard's answer is known")
+        for _ in range(3):
             pool = await turn(controller)
         assert pool.state is PoolState.HELD
         assert "drain node-1 was refused" in pool.reason

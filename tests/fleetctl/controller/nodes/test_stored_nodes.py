@@ -55,7 +55,7 @@ async def test_a_restart_that_an_earlier_version_began_goes_on(tmp_path: Path) -
         async with open_controller(config, make_provider(tmp_path)) as second:
             await second.loops.run_turn("fleet")
             old = second.fleet.nodes["node-1"].instance
-            receipt = await second.effects.restart_node("node-1", wait_s=20)
+            receipt = await second.effects.restart_node("node-1", wait_s=60)
             assert receipt["replaced_instance"] == old
             assert second.fleet.nodes["node-1"].instance not in (None, old)
     finally:
@@ -65,7 +65,7 @@ async def test_a_restart_that_an_earlier_version_began_goes_on(tmp_path: Path) -
 async def test_what_is_stored_of_a_node_names_no_process_and_no_file(tmp_path: Path) -> None:
     try:
         async with running_fleet(make_config(tmp_path, nodes=1)) as controller:
-            await controller.effects.restart_node("node-1", wait_s=20)
+            await controller.effects.restart_node("node-1", wait_s=60)
             pid = ProcessTable(tmp_path / "run").observe("node-1").pid
             row = await controller.database.read(lambda c: get_node(c, "node-1"))
             assert row is not None

@@ -18,7 +18,7 @@ from tests.fixtures.controller import stop_all
 from tests.fixtures.driven import HEALTHY_STEP_S, DrivenClock, Traffic, drive
 from tests.fleetctl.controller.incidents.test_incident_life import healthy, opened, runs
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]  # minutes of simulated time: on a busy machine as many
 
 REQUESTS_PER_S = 40  # of a node: the gate has enough of them within a minute
 SLOW_EVERY = 11

@@ -67,7 +67,7 @@ async def until_state(controller: Controller, state: str, seen: Callable[[Pool],
         found = await latest(controller)
         return found if found.state == state else None
 
-    return await until(reached, f"the rollout is {state}", timeout_s=40)
+    return await until(reached, f"the rollout is {state}")
 
 
 def share_of(controller: Controller, revision: str) -> float | None:
