@@ -24,6 +24,7 @@ from fleetctl.gateway.app import Gateway
 from fleetctl.gateway.http.listener import bind_listener
 from fleetctl.gateway.life import run_gateway, serve_until_stopped
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.gateway import GatewaySettings
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
@@ -275,13 +276,12 @@ async def test_a_drain_that_may_not_wait_ends_streams_with_an_error(
 
 
 def test_a_gateway_in_the_foreground_serves_until_sigterm(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
+    port = reserve_port()
     answers: list[str] = []
 
     def stop() -> None:
         try:
-            for _ in range(2000):
+            for _ in range(6000):
                 with contextlib.suppress(OSError):
                     with urllib.request.urlopen(f"http://127.0.0.1:{port}/gateway/status", timeout=5) as response:
                         answers.append(response.read().decode())

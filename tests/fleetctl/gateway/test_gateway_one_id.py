@@ -125,7 +125,7 @@ async def test_gateway_node_and_core_tell_of_a_request_under_its_one_id(fleet: F
 
 async def test_a_request_that_moves_keeps_its_id_on_the_node_that_continues(fleet: Fleet) -> None:
     first, second = fleet.nodes
-    first.http.post("/admin/faults", json={"slow_steps": 3})
+    first.http.post("/admin/faults", json={"slow_steps": 40})  # 16 s: it is still there when its node is drained
     moving = asyncio.create_task(fleet.complete("moves", max_tokens=200, n=2, stream=True))
 
     def is_under_way() -> bool:

@@ -20,6 +20,7 @@ from fleetctl.gateway.http.node_client import (
     NodeDisconnectedError,
 )
 from fleetctl.gateway.http.node_connection import MAX_HEAD_BYTES, MAX_HELD_BYTES, NodeConnection
+from fleetctl.kit.reserved_port import reserve_port
 
 pytestmark = pytest.mark.anyio
 
@@ -223,8 +224,7 @@ async def test_a_request_is_sent_anew_only_when_the_node_never_had_it(kind: str)
 
 
 async def test_a_node_that_takes_no_connection_never_had_the_request() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = reserve_port()  # nobody listens there, and nobody else is given it
     async with aclosing(NodeClient(connect_limit_s=5)) as client:
         for base in (f"http://127.0.0.1:{port}", "ftp://x"):
             with pytest.raises(NodeConnectError):

@@ -858,7 +858,7 @@ async def test_a_node_that_takes_no_connection_costs_the_connect_limit(tmp_path:
         for one in queued:
             one.setblocking(False)
             one.connect_ex(address)  # the queue is full: the kernel drops what comes after it
-        limits = GatewaySettings(connect_limit_s=0.1, probe_after_s=300)
+        limits = GatewaySettings(connect_limit_s=1.0, probe_after_s=300)
         async with small_fleet(tmp_path, "a", "b", limits=limits) as (served, nodes, controller):
             controller.set(*nodes)
             controller.routes[0]["url"] = f"http://127.0.0.1:{address[1]}"
