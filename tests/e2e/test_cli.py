@@ -15,7 +15,7 @@ import yaml
 from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

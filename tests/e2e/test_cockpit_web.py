@@ -17,7 +17,7 @@ from fleetctl.bench.cockpit_side import Answers, handler_of
 from tests.fixtures.chromium import page_of
 from tests.fixtures.controller import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio]
+pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio, pytest.mark.timeout(400)]
 
 
 class Controller:

@@ -34,7 +34,7 @@ def kill_controller(made: Fleet) -> None:
     wait_until(lambda: not made.processes.observe("controller").running)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_goes_on_after_a_sigkill_in_each_of_its_steps_and_ends_the_same(tmp_path: Path, model_dir: Path) -> None:
     with fleet(tmp_path / "state", model_dir, fleet__nodes="3") as made:
         assert made.fleetctl("up").returncode == 0

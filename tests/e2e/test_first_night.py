@@ -13,7 +13,7 @@ import pytest
 
 from fleetctl.providers.process import ProcessTable
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial]
+pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]
 
 FAULTS = ("slow-step", "sigstop-api", "hung-core")
 
@@ -41,7 +41,7 @@ def drills(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_right_page_cause_and_remedy_and_no_request_lost(drills: dict[str, subprocess.Popen[str]], fault: str) -> None:
-    stdout, _ = drills[fault].communicate(timeout=170)
+    stdout, _ = drills[fault].communicate(timeout=500)
     (row,) = json.loads(stdout)
     assert (row["problems"], row["wrong"]) == ([], []), json.dumps(row, indent=1)
     assert row["requests"]["lost"] == 0

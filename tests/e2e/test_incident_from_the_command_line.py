@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 FAKE = {"fleet__node_options": '{"runner": "fake"}'}
 
 

@@ -12,7 +12,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.fleet import fleet, wait_until
 from tests.fixtures.llama_server import llama_server, make_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 KEY = "sk-of-the-keyed-server"
 

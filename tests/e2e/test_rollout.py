@@ -14,7 +14,7 @@ import pytest
 from fleetctl.kit.tls import NO_TLS
 from tests.fixtures.fleet import Fleet, end_of_stream, fleet, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 QUICK = {
     "rollouts__step_min_s": "0",

@@ -13,7 +13,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.fleet import fleet, wait_until
 from tests.fixtures.transformers_server import transformers_server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 
 def test_a_server_that_tells_nothing_of_itself_is_checked_served_and_drained(tmp_path: Path) -> None:

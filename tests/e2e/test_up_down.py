@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
