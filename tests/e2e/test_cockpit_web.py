@@ -17,7 +17,7 @@ from fleetctl.bench.cockpit_side import Answers, handler_of
 from tests.fixtures.chromium import page_of
 from tests.fixtures.controller import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.anyio, pytest.mark.timeout(600)]
 
 
 class Controller:
@@ -63,7 +63,7 @@ async def server(controller: Controller, tmp_path: Path) -> AsyncIterator[Server
     command = [sys.executable, "-m", "fleetctl.cli", *options, "top", "--web"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         printed = await process.stdout.readline()
     yield Server(process, printed.decode().strip())
     if process.returncode is None:
