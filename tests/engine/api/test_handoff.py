@@ -223,6 +223,10 @@ def test_a_whole_answer_is_whole_after_a_move(nodes: tuple[EngineNode, EngineNod
     assert rest.json()["id"] == f"cmpl-{answers[0].headers['X-Request-Id']}"
 
 
+def _states(node: EngineNode) -> list[str]:
+    return sorted(r["state"] for r in node.http.get("/admin/requests").json()["requests"])
+
+
 def _tokens_out(node: EngineNode) -> int:
     return sum(r["tokens_out"] for r in node.http.get("/admin/requests").json()["requests"])
 
@@ -247,7 +251,8 @@ def test_waiting_requests_move_too_and_nothing_is_lost(tmp_path: Path, broken_te
         threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: source.metric("vllm:num_requests_waiting") == 6, "six to wait")
+        states = ["running"] * 2 + ["waiting"] * 6  # both: for a moment all of the first six wait
+        wait_for(lambda: _states(source) == states, "two to run and six to wait")
         status = source.drain(600)
         assert (status["state"], status["receipt"]["in_flight"]) == ("draining", 8)
         assert source.http.get("/health/ready").json()["reason"] == "draining"
