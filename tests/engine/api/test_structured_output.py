@@ -35,7 +35,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineNode]:
 @pytest.fixture(scope="module")
 def client(node: EngineNode) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{node.url}/v1", api_key="unused", max_retries=0, timeout=60, _strict_response_validation=True
+        base_url=f"{node.url}/v1", api_key="unused", max_retries=0, timeout=120, _strict_response_validation=True
     ) as made:
         yield made
 
