@@ -237,7 +237,7 @@ async def test_events_are_listed_newest_last_and_by_what_they_are_about(client: 
 async def test_the_stream_of_events_goes_on_where_a_client_left_it(client: ControllerClient) -> None:
     known = await client.newest_events(3)
     told = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         async for entry in client.follow_events(known[0].seq):
             told.append(entry)
             if len(told) == 2:
@@ -298,7 +298,7 @@ async def test_a_text_with_odd_line_ends_is_one_event_of_the_stream(client: Cont
     reason = "launch\u2028of\u2029two\x85models\x0b\x1c"
     made = await client.make_freeze(FreezeRequest(reason=reason, for_s=60))
     await client.end_freezes(made.id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         async for entry in client.follow_events(known[0].seq):
             if "launch" in entry.text:
                 assert "models" in entry.text

@@ -150,7 +150,7 @@ async def test_many_followers_cost_one_look() -> None:
 
 
 async def followed_until(client: ControllerClient, known: KnownNodes, *, cordoned: set[str]) -> None:
-    async with asyncio.timeout(30), aclosing(client.follow_nodes(known)) as told:
+    async with asyncio.timeout(120), aclosing(client.follow_nodes(known)) as told:
         async for _ in told:
             phases = {name: node.phase for name, node in known.nodes.items()}
             if len(phases) == 3 and {n for n, phase in phases.items() if phase is not NodePhase.READY} == cordoned:

@@ -864,7 +864,7 @@ async def test_a_node_that_takes_no_connection_costs_the_connect_limit(tmp_path:
             controller.routes[0]["url"] = f"http://127.0.0.1:{address[1]}"
             await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
             served.gateway.loads.suspect("b", 60)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 reply = await served.chat(headers={"X-Request-Id": "r"})
             assert (reply.text, reply.is_done) == (chat_text(), True)
             counts = served.gateway.metrics.registry
