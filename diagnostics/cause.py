@@ -23,6 +23,8 @@ causes:
     tell_apart: {overload: slow_steps}    the question that tells it from another cause
     hurts: [promise_broken, errors_up]    of what passes by itself: where the first is no, and none is yes, nothing is
     unhurt: "{{nodes}} is loading"        wrong, and this is said
+    acts_on: [process_ended]              its page is proposed once one of these is yes, and until then
+    awaits: only failed scrapes say so    this is said
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class _CauseForm(BaseModel):
     tell_apart: dict[_Name, _Name] = Field(default_factory=dict, max_length=50)
     hurts: list[_Name] = Field(default_factory=list, max_length=20)
     unhurt: str = Field(default="", max_length=300)
+    acts_on: list[_Name] = Field(default_factory=list, max_length=20)
+    awaits: str = Field(default="", max_length=300)
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
@@ -116,6 +120,14 @@ class _CauseForm(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _says_what_it_waits_for(self) -> Self:
+        if bool(self.acts_on) != bool(self.awaits) or (self.acts_on and not self.page):
+            raise ValueError(
+                "give `acts_on`, the questions one of which its page needs, and `awaits`, what is said until then"
+            )
+        return self
+
     def _groups(self) -> list[list[str]]:
         return [[one] if isinstance(one, str) else one for one in self.must]
 
@@ -139,6 +151,8 @@ class _CauseForm(BaseModel):
             tell_apart=self.tell_apart,
             hurts=tuple(self.hurts),
             unhurt=self.unhurt,
+            acts_on=tuple(self.acts_on),
+            awaits=self.awaits,
         )
 
 

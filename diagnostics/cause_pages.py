@@ -106,6 +106,11 @@ def _remedy(cause: Cause) -> Iterator[str]:
     if cause.not_by_deploy:
         yield "No deploy brings it about: where it is confirmed, no rollback is proposed, also right after a rollout."
         yield ""
+    if cause.expects is not None and cause.expects.acts_on:
+        needed = ", ".join(f"`{name}`" for name in cause.expects.acts_on)
+        yield f"Its page is proposed once one of {needed} is answered with yes; until then is said:"
+        yield f"{cause.expects.awaits}."
+        yield ""
     if cause.page:
         yield (
             f"Page [`{cause.page}`]({PAGE_FOLDER}/{cause.page}.md) treats it. A diagnosis proposes it; by hand:"

@@ -53,6 +53,7 @@ class Diagnosis:
     since: float | None = None  # since when the same is said, where the evidence was read again; else since `at`
     looked_at: float | None = None  # when it was asked last, where it was asked again
     then_found: str = ""  # what was found then, where that is not what stands
+    awaits: str = ""  # why nothing is to be done about the cause yet; "": nothing is waited for
 
     @property
     def said_since(self) -> float:

@@ -38,6 +38,8 @@ class Expectation:
     tell_apart: Mapping[str, str] = field(default_factory=dict)  # another cause: the question that tells the two apart
     hurts: tuple[str, ...] = ()  # where the first that is told and all others known are no, it passes by itself
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start
+    acts_on: tuple[str, ...] = ()  # its page is proposed once one of them is yes; none: whenever it is named
+    awaits: str = ""  # what is said until then
 
     @property
     def yes_rates(self) -> dict[str, float]:
@@ -51,4 +53,9 @@ class Expectation:
     @property
     def names(self) -> frozenset[str]:
         """Every question that it names."""
-        return frozenset(self.yes_rates) | frozenset(self.tell_apart.values()) | frozenset(self.hurts)
+        return (
+            frozenset(self.yes_rates)
+            | frozenset(self.tell_apart.values())
+            | frozenset(self.hurts)
+            | frozenset(self.acts_on)
+        )

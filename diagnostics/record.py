@@ -73,6 +73,7 @@ class DiagnosisRecord(_Record):
     since: float | None = None
     looked_at: float | None = None
     then_found: str = ""
+    awaits: str = ""
 
 
 class StepLine(_Record):

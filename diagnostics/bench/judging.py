@@ -42,6 +42,7 @@ class Verdict:
     took_s: float
     scope: Mapping[str, str] = field(default_factory=dict)
     incidents: int = 0
+    awaits: bool = False  # nothing is to be done about the cause yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,13 @@ class Bench:
             took_s,
             dict(ranked[0].scope) if ranked else {},
             len(opened),
+            bool(first.awaits),
         )
 
     def _wrong_remedies(self, case: Case, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         found = []
         for verdict in verdicts:
-            for cause in verdict.causes[:1]:
+            for cause in verdict.causes[: 0 if verdict.awaits else 1]:
                 words = self._remedy_words(cause)
                 found += [
                     f"{word} for {cause} at {verdict.age_s:.0f} s" for word in case.expect.not_remedies if word in words

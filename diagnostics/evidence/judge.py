@@ -293,7 +293,14 @@ def _named(
         runner_up=runner,
         runner_up_probability=runner_probability,
         tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
+        awaits=_awaits(expects, readings),
     )
+
+
+def _awaits(expects: Expectation, readings: Readings) -> str:
+    """Why the cause is not to be treated yet; "" once one of what its page needs is seen."""
+    is_seen = any(name in readings and readings[name].answer == "yes" for name in expects.acts_on)
+    return expects.awaits if expects.acts_on and not is_seen else ""
 
 
 def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, knowledge: Knowledge) -> str | None:

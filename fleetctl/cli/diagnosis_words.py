@@ -18,6 +18,7 @@ def confidence_words(diagnosis: Diagnosis) -> str:
 def verdict_fields(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """What stands below a cause; what there is nothing to say of is empty."""
     return [
+        ("not yet treated", diagnosis.awaits),
         ("and also", diagnosis.also or ""),
         ("or else", _runner_up(diagnosis)),
         ("tells apart", diagnosis.tells_apart),

@@ -182,3 +182,10 @@ def test_a_controller_that_takes_up_a_confirmed_incident_asks_again_in_its_turn(
     assert Course.of(confirmed, NOW + 10).why_due(confirmed, NOW + 10, PACE) == ""
     likely = with_diagnosis(make_incident(), found("slow_node", NOW, "likely"))
     assert Course.of(likely, NOW + 10).why_due(likely, NOW + 10, PACE) == "it was taken up"
+
+
+def test_a_confirmed_verdict_that_waits_for_a_second_witness_is_asked_again_soon() -> None:
+    for awaits, is_due in (("only its scrapes fail", True), ("", False)):
+        course = Course(NOW)
+        incident, _ = walked(course, make_incident(), found("node_down", NOW, awaits=awaits))
+        assert bool(course.why_due(incident, NOW + PACE.often_s + 1, PACE)) is is_due

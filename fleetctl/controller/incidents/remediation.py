@@ -86,6 +86,8 @@ class Remediation:
                 continue
             if diagnosis.confidence != "confirmed" and now - diagnosis.said_since < LIKELY_HOLD_S:
                 continue
+            if diagnosis.awaits:
+                continue  # a scrape that fails is not yet a node that is gone
             named = self._content.current.causes.get(diagnosis.cause)
             is_elsewhere = named is not None and named.not_by_deploy and diagnosis.confidence == "confirmed"
             deploy = None if is_elsewhere else await self._deploy_of(incident)

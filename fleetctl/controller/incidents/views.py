@@ -197,6 +197,8 @@ def no_remedy(
         alert = by_gravity(incident.alerts)[0]
         by_hand = content.no_tree.get(alert.name)
         return f"no cause is named. By hand: {by_hand}" if by_hand else f"no cause is named: {diagnosis.title}"
+    if diagnosis.awaits:
+        return f"nothing is proposed yet: {diagnosis.awaits}"
     page = content.page_for_cause(diagnosis.cause)
     if page is not None and page.is_by_hand:
         return f"no command mends {diagnosis.cause}. By hand: fleetctl runbook show {page.name}"

@@ -1,0 +1,59 @@
+"""A node whose scrapes fail is named at once, and treated once somebody else, or a minute, says that it is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from alerts.arrays import Floats
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.evidence.judge import builtin_knowledge, judge
+
+NOW = 1_700_000_000.0
+AT = np.arange(NOW - 2400, NOW + 1, 5.0)
+ALWAYS = np.ones(len(AT))
+
+
+def _until(age_s: float) -> Floats:
+    """1 until so long ago, and 0 since then."""
+    values: Floats = np.where(NOW - age_s < AT, 0.0, 1.0)
+    return values
+
+
+def _diagnosis(silent_s: float, **told: Floats) -> Diagnosis:
+    """Of one of three nodes that has been silent for so long. `told`: other series of it."""
+    store = SeriesStore()
+    ms = np.round(AT * 1000).astype(np.int64)
+    for number in range(3):
+        places = {"node": f"node-{number}", "pool": "chat", "model": "m", "engine": "vllm"}
+        of = {"llm:up": _until(silent_s) if number == 0 else ALWAYS}
+        of |= told if number == 0 else {name: ALWAYS for name in told if name == "fleet_node_process_up"}
+        store.append_matrix([LabelSet.of({METRIC_NAME: n, **places}) for n in of], ms, np.array(list(of.values())))
+    return judge(builtin_knowledge(), ["node"], [], {"node": "node-0", "pool": "chat"}, store, NOW)
+
+
+def test_scrapes_that_fail_for_half_a_minute_alone_are_named_and_not_treated() -> None:
+    found = _diagnosis(30.0)
+    assert found.cause == "node_down"
+    assert "only its scrapes fail" in found.awaits
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "told"),
+    [
+        (75.0, {}),
+        (30.0, {"gateway_node_ejected": 1 - _until(20.0)}),
+        (10.0, {"fleet_node_process_up": _until(5.0)}),
+    ],
+    ids=["silent for more than a minute", "the gateway left it out too", "who started it saw it end"],
+)
+def test_a_second_witness_or_a_minute_is_enough(silent_s: float, told: dict[str, Floats]) -> None:
+    found = _diagnosis(silent_s, **told)
+    assert found.cause == "node_down"
+    assert found.awaits == ""
+
+
+def test_a_process_whose_scrapes_fail_while_it_runs_is_not_treated_within_the_minute() -> None:
+    assert _diagnosis(30.0, fleet_node_process_up=ALWAYS).awaits != ""
