@@ -22,7 +22,12 @@ def now_sections(snapshot: Snapshot, now: float) -> tuple[StorySection, ...]:
     if snapshot.known_at is None:
         return (StorySection(Cell("Nothing is known yet: the controller has not answered.", Tone.DIM)),)
     budgets = budget_section(snapshot.budgets)
-    return (_hurts(snapshot, now), budgets, _automation(snapshot, now), _pools(snapshot), _last(snapshot))
+    told = (_hurts(snapshot, now), budgets, _automation(snapshot, now), _pools(snapshot), _last(snapshot))
+    if snapshot.cut_off_since is None:
+        return told
+    then = clock_time(snapshot.known_at)
+    text = f"Not known: the controller does not answer, and nobody judges. What follows is as it was at {then}."
+    return (StorySection(Cell(text, Tone.BAD)), *told)
 
 
 def _hurts(snapshot: Snapshot, now: float) -> StorySection:
@@ -36,12 +41,15 @@ def _hurts(snapshot: Snapshot, now: float) -> StorySection:
     if unknown:
         notes.append(Cell(f"? {count(unknown, 'rule')} can't be judged: signals are missing or stale (g a)", Tone.WARN))
     if not incidents and not alone:
+        is_past = snapshot.cut_off_since is not None
         quiet = "Nothing hurts: no incident is open, no alert fires."
+        if is_past:
+            quiet = "Nothing hurt: no incident was open, no alert fired."
         silent = [one for one in snapshot.nodes if one.phase in (NodePhase.UNREACHABLE, NodePhase.NOT_READY)]
         notes += [_silent(one, now) for one in silent[:NUM_SILENT]]
         if len(silent) > NUM_SILENT:
             notes.append(Cell(f"and {count(len(silent) - NUM_SILENT, 'node')} more (g f)", Tone.DIM))
-        tone = Tone.WARN if silent else Tone.DIM if unknown else Tone.GOOD
+        tone = Tone.WARN if silent else Tone.DIM if unknown or is_past else Tone.GOOD
         return StorySection(Cell(quiet, tone), (), tuple(notes))
     if incidents:
         heading = f"Hurts: {count(len(incidents), 'incident')}   g i opens the gravest"

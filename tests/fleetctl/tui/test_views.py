@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fleetctl.tui.alert_view import explanation_lines
-from fleetctl.tui.cell import Cell, Tone, quantity, span, sparkline
+from fleetctl.tui.cell import Cell, Tone, clock_time, quantity, span, sparkline
 from fleetctl.tui.fleet_view import FLEET_COLUMNS, beside_past, fleet_lines
 from fleetctl.tui.header_view import header
 from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of, receipt_text
@@ -518,6 +519,18 @@ def test_rules_that_cannot_be_judged_are_told_where_nothing_fires() -> None:
     told = texts(Snapshot(status=make_status(), alerts=(alert,), known_at=NOW))
     assert "Nothing hurts" in told
     assert "1 rule can't be judged" in told
+
+
+def test_while_the_controller_is_away_now_says_that_nobody_judges_and_of_when_the_rest_is() -> None:
+    there = Snapshot(status=make_status(), known_at=NOW)
+    away = replace(there, cut_off_since=NOW + 2)
+
+    assert "Not known" not in texts(there)
+    told = texts(away)
+    assert "Not known: the controller does not answer" in told
+    assert f"as it was at {clock_time(NOW)}" in told
+    assert "Nothing hurts" not in told
+    assert "Nothing hurt: no incident was open, no alert fired." in told
 
 
 def test_a_node_that_does_not_answer_is_told_before_its_alert_fires() -> None:
