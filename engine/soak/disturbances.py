@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from engine.soak.client import Client
-from engine.soak.node_process import NodeProcess
+from engine.soak.node_process import START_S, NodeProcess
 
-READY_S = 60.0
+READY_S = START_S  # after a killed core it is a start
 BETWEEN_KILLS_S = 75.0
 KILL = "core killed"
 

@@ -158,10 +158,10 @@ def test_an_answer_with_other_tokens_than_alone_is_told() -> None:
     assert second.startswith("soak-5 (known): not the answer of known-2 alone: 0 tokens")
 
 
-def soak(tmp_path: Path, *options: str, least_known: int) -> dict[str, Any]:
+def soak(tmp_path: Path, *options: str) -> dict[str, Any]:
     log = tmp_path / "node.log"
     command = [sys.executable, "-m", "engine.soak", *options, "-o", "json", "--keep-log", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "\x1b" not in done.stderr  # plain lines in a pipe
     assert re.match(r"\d+% \d+ requests, 0 problems\n", done.stderr), done.stderr
@@ -171,21 +171,22 @@ def soak(tmp_path: Path, *options: str, least_known: int) -> dict[str, Any]:
     assert report["leak_on_purpose_detected"] is True
     assert len(report["readings"]) >= 2
     assert report["states"]["finished"] > 20
-    assert report["known_answers"] > least_known  # one of sixteen or so of all
+    # One of seven or so, however few a busy machine answers in all.
+    assert report["known_answers"] > report["states"]["finished"] / 20
     return report
 
 
 @pytest.mark.e2e
 @pytest.mark.waits
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_half_a_minute_of_traffic_and_disturbances_leaves_nothing_behind(tmp_path: Path) -> None:
-    report = soak(tmp_path, "--minutes", "1", least_known=10)
+    report = soak(tmp_path, "--minutes", "1")
     assert {"finished", "aborted", "invalid"} <= set(report["states"])
 
 
 @pytest.mark.e2e
 @pytest.mark.waits
-@pytest.mark.timeout(400)  # its kernels are compiled first, on a busy machine in two minutes
+@pytest.mark.timeout(600)  # its kernels are compiled first, on a busy machine in two minutes
 def test_answers_stay_those_of_each_request_alone_with_everything_on(tmp_path: Path) -> None:
     """Tokens ahead, weights and KV in eight bits, swap space: beside others, preempted, moved, after a killed core."""
-    soak(tmp_path, "--minutes", "1", "--all-on", least_known=3)  # a busy machine answers two hundred in all
+    soak(tmp_path, "--minutes", "1", "--all-on")
