@@ -66,9 +66,8 @@ class Remediation:
         self._timeline = records.timeline
         self._clock = records.clock
         self._settings = settings
-        self._settled: dict[
-            str, tuple[int, str, float | None, bool]
-        ] = {}  # by incident: of a cause that comes back anew
+        # By incident, for the cause that it has now: one that comes back is treated anew.
+        self._settled: dict[str, tuple[int, str, float | None, bool]] = {}
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
