@@ -84,6 +84,8 @@ class Decoder:
     def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What `logits` of any row of the batch is made from. Writes the batch's keys and values into kv."""
         stack = self._stack
+        if isinstance(self._recorded, RecordedSteps):
+            return self._recorded.layers(batch, kv)
         batch = batch.to(stack.device)
         return stack.layers(stack.embed(batch), batch, stack.plans(batch), kv)
 

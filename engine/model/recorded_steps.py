@@ -1,5 +1,9 @@
 """Decoding steps on a CPU, recorded once for each number of tokens and then replayed without Python in between.
 
+Prompts have any number of tokens, so theirs are not recorded. But what Python does for a launch takes four times as
+long between two launches, whose data the caches are full of then, as it does for all of them at once: so those of a
+step's layers are gathered first, and then done in one call, as a recording's are.
+
 With proposals a sequence has more than one token in a step: that is the same step, but for attention's plan. So a
 recording is made with room for plans in which all its tokens are one sequence's.
 
@@ -24,7 +28,8 @@ from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
 
-MAX_ROWS = 64  # above, what Python costs is small beside the step
+MAX_ROWS = 64  # above, a step's size hardly comes again
+MAX_GATHERED_ROWS = 1024  # above, Python is a hundredth of a step, and results of two layers at once are much memory
 
 
 def can_record(weights: DecoderWeights) -> bool:
@@ -49,6 +54,7 @@ class RecordedSteps:
         self._arena = Arena()
         self._steps: dict[tuple[int, int, int], _Step] = {}
         self._cache_at = 0
+        self._has_watched = False
 
     def drop(self) -> None:
         """Forgets every recording: they hold the KV cache that they were recorded with."""
@@ -70,6 +76,18 @@ class RecordedSteps:
             step = self._steps[key] = _Step(self._stack, batch, kv, self._arena)
             return step.said
         return step.replay(batch)
+
+    def layers(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """What the stack's layers make of any batch, which is not kept."""
+        stack, inputs, plans = self._stack, self._stack.embed(batch), self._stack.plans(batch)
+        if len(batch.slots) > MAX_GATHERED_ROWS:
+            return stack.layers(inputs, batch, plans, kv)
+        arena = Arena()  # of this step alone: its memory goes with the results
+        with Recorder(arena, defers=True, watches=not self._has_watched) as recorder:
+            found = stack.layers(inputs, batch, plans, kv, arena.next_generation)
+        self._has_watched = True
+        Recording(recorder).replay()
+        return found
 
 
 class _Step:

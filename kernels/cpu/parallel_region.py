@@ -49,7 +49,8 @@ class ParallelRegion:
         """Runs the body on as many threads as torch has, at most so many; returns when all of them are done.
 
         `task` is an instance of the kernel's layout (see `kernels.cpu.task`). An open recorder keeps it, and with it
-        the tensors whose addresses the body gets. Each thread has so many bytes of scratch, uninitialised.
+        the tensors whose addresses the body gets; one that defers leaves the work to a replay. Each thread has so many
+        bytes of scratch, uninitialised.
 
         Raises:
             RecordingError: a recorder is open and this region can't be replayed.
@@ -67,6 +68,8 @@ class ParallelRegion:
             memory = recorder.arena.scratch(num_threads * scratch_bytes)
             fields = encode(task, scratch=memory.data_ptr(), scratch_bytes=scratch_bytes)
             recorder.add(Launch(self._address, num_threads, fields, (task, memory)))
+            if recorder.defers:
+                return
         self.launch_encoded(num_threads, fields.buffer_info()[0])
         if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
             raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")

@@ -14,6 +14,8 @@ recorded; a replay runs the same functions on them. So between the two
   them, and while one is recorded or replayed they are kept for two generations of the arena.
 * **nothing else computes**: what torch does between the launches happens once, and not when it is replayed.
 
+A recorder that `defers` only keeps the launches: the replay is the first to do them, and no result may be read before.
+
 Checked, by a `RecordingError`: torch operations that compute while the recorder is open (`.contiguous()` or `.to()`
 that copy are the usual ones; `computing_constants` is the way out), regions that give their result to Python, a
 recording made under an exception, a recorder inside another, two replays in one arena at a time. A recorder belongs to
@@ -22,13 +24,13 @@ the thread that opened it: other threads' launches are not recorded.
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,6 +51,7 @@ class Arena:
     def __init__(self) -> None:
         self.replaying = threading.Lock()
         self._blocks: dict[tuple[int, int, int], Tensor] = {}
+        self._latest: dict[tuple[int, int], Tensor] = {}  # of each place: one layer asks as the one before last did
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._buffer, self._place = 0, 0
 
@@ -62,13 +65,18 @@ class Arena:
         The same sequence of requests gets the same addresses: that is how recordings share it, and why a result is good
         only until another recording is made or replayed.
         """
-        num_bytes = max(int(np.prod(shape)) * dtype.itemsize, 1)
-        # Powers of two: recordings of many sizes share a few blocks.
-        key = (self._buffer, self._place, 1 << (num_bytes - 1).bit_length())
+        place = (self._buffer, self._place)
         self._place += 1
+        latest = self._latest.get(place)
+        if latest is not None and latest.shape == shape and latest.dtype == dtype:
+            return latest
+        num_bytes = max(math.prod(shape) * dtype.itemsize, 1)
+        # Powers of two: recordings of many sizes share a few blocks.
+        key = (*place, 1 << (num_bytes - 1).bit_length())
         if key not in self._blocks:
             self._blocks[key] = torch.empty(key[2], dtype=torch.uint8)
-        return self._blocks[key][:num_bytes].view(dtype).view(shape)
+        found = self._latest[place] = self._blocks[key][:num_bytes].view(dtype).view(shape)
+        return found
 
     def scratch(self, num_bytes: int) -> Tensor:
         """Uninitialised memory that every launch may overwrite: the same for all of them, as they run in order.
@@ -92,27 +100,34 @@ class Launch(NamedTuple):
 class Recorder:
     """`with Recorder(arena) as recorder:` launches are done as always, and kept in `launches`.
 
+    `defers`: they are kept and not done: the recording's first replay does them. What lies in results until then is
+    anything. `watches`: torch's operations are refused, which costs as much as a launch for each view that is made;
+    False is for code that was watched before.
+
     Raises:
         RecordingError: this thread has a recorder open, or something inside would not be replayed.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, *, defers: bool = False, watches: bool = True) -> None:
         self.arena = arena
+        self.defers = defers
         self.launches: list[Launch] = []
         self.is_complete = False
-        self.watch = _TorchWatch()
+        self.watch = _TorchWatch() if watches else None
 
     def __enter__(self) -> Recorder:
         if _of_thread.recorder is not None:
             raise RecordingError("this thread is recording already: recorders can't be nested")
         self.arena.next_generation()
-        self.watch.__enter__()
+        if self.watch is not None:
+            self.watch.__enter__()
         _of_thread.recorder = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         _of_thread.recorder = None
-        self.watch.__exit__(kind, error, trace)
+        if self.watch is not None:
+            self.watch.__exit__(kind, error, trace)
         self.is_complete = kind is None
 
     def add(self, launch: Launch) -> None:
@@ -157,7 +172,7 @@ def open_recorder() -> Recorder | None:
 def computing_constants() -> Iterator[None]:
     """Lets torch compute while a recorder is open: what depends on no input, so that a replay need not repeat it."""
     recorder = _of_thread.recorder
-    if recorder is None:
+    if recorder is None or recorder.watch is None:
         yield
         return
     recorder.watch.allows_computing = True

@@ -16,6 +16,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -78,10 +79,12 @@ class Recording:
             raise RecordingError("the recorder did not come to its end: what it kept is a part of a step")
         launches = recorder.launches
         width = max((len(launch.fields) for launch in launches), default=0)
-        self._rows = np.zeros((len(launches), AT_TASK + width), dtype=np.int64)
-        for row, launch in zip(self._rows, launches, strict=True):
-            row[:AT_TASK] = LaunchRow(launch.function, launch.num_threads, state=0)
-            row[AT_TASK : AT_TASK + len(launch.fields)] = launch.fields
+        table, padding = array("q"), array("q", [0] * width)
+        for launch in launches:
+            table.extend(LaunchRow(launch.function, launch.num_threads, state=0))
+            table.extend(launch.fields)
+            table.extend(padding[len(launch.fields) :])
+        self._rows = np.array(table, dtype=np.int64).reshape(len(launches), AT_TASK + width)
         self._header = np.zeros(len(ReplayHeader._fields), dtype=np.int64)
         self._num_threads = max((launch.num_threads for launch in launches), default=1)
         self._kept = [launch.kept for launch in launches]  # keeps alive what the rows' addresses point to

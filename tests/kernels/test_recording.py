@@ -90,6 +90,19 @@ def test_a_replay_computes_from_the_inputs_of_now_what_the_tasks_would_have(
             assert torch.equal(result, wanted)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("watches", [True, False])
+def test_what_is_deferred_is_done_by_the_replay_on_what_lies_in_memory_then(watches: bool) -> None:
+    matrix, arena = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5), Arena()
+    x, later = torch.randn(70, WIDTH), torch.randn(70, WIDTH)
+    expected = _chain(later, matrix)
+    with Recorder(arena, defers=True, watches=watches) as recorder:
+        result = _chain(x, matrix, arena)
+    x.copy_(later)
+    Recording(recorder).replay()
+    assert torch.equal(result, expected)
+
+
 def test_recordings_share_an_arena_and_leave_each_others_tasks_alone() -> None:
     matrix, arena = VectorMatrix(torch.randn(2 * WIDTH, WIDTH) * WIDTH**-0.5), Arena()
     kept = []

@@ -12,12 +12,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine.core.torch_runner import DeviceError, ModelRunner, auto_dtype
+from engine.model import recorded_steps
 from engine.model.directory import BadModelError, kv_bytes_per_token, open_model, size_kv
 from engine.model.make import make_model
 from engine.model.recorded_steps import can_record
 from engine.protocol.failure import FailureKind, SequenceFailure
 from engine.protocol.heartbeat import CoreState, Heartbeat, HeartbeatPage
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
+from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.progress import use_progress_memory
 from tests.fixtures.cpu_paths import CPU_PATHS, take_path
 from tests.fixtures.runner import BLOCK_SIZE, Drive, give_blocks, run_all, step
@@ -161,6 +163,37 @@ def test_same_tokens_and_logprobs_with_any_chunk_size(runner: ModelRunner, chunk
             result = step(runner, [drive, beside])
         found.append((drive.output, result.logprobs["0"]))
     assert found[0] == found[1], "logprobs must be equal to the last bit"
+
+
+def test_same_tokens_and_logprobs_where_a_prompts_launches_are_not_gathered(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drives = _drives(5, seed=11, num_logprobs=2)
+    give_blocks(drives, NUM_BLOCKS)
+    found = run_all(runner, drives)
+    again = [d.again() for d in drives]
+    give_blocks(again, NUM_BLOCKS)
+    monkeypatch.setattr(recorded_steps, "MAX_GATHERED_ROWS", 0)
+    assert run_all(runner, again) == found
+    assert [d.logprobs for d in again] == [d.logprobs for d in drives]
+
+
+def test_a_prompts_layers_are_one_call(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Python does between launches is on every first token's way."""
+    runner = ModelRunner(model_dir, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    runner.warm_up()
+    calls: list[ParallelRegion] = []
+    launch_encoded = ParallelRegion.launch_encoded
+
+    def count(region: ParallelRegion, num_threads: int, address: int) -> None:
+        calls.append(region)
+        launch_encoded(region, num_threads, address)
+
+    monkeypatch.setattr(ParallelRegion, "launch_encoded", count)
+    drives = [Drive("0", tuple(range(3, 203)), SamplingParams(max_tokens=1))]
+    give_blocks(drives, NUM_BLOCKS)
+    step(runner, drives, drives)
+    assert len(calls) == 4, "the layers, the last norm, the head, the draw"
 
 
 def test_same_tokens_after_preemption_with_recompute(runner: ModelRunner) -> None:
