@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ EFFECTIVE = "effective.json"  # the settings of what `up` started, under the sta
 STOP_FIRST = ("controller", "gateway")
 GRACE_S = {"controller": 10.0, "gateway": 5.0}
 NODE_GRACE_S = 5.0
+UNWELL_AFTER_S = 15.0  # a new controller has looked at each node by then
 PUBLISHED_MODELS = ("smollm2",)  # that the engine fetches by name
 
 
@@ -109,19 +110,23 @@ class Stack:
         gateway_url = self.table.spec("gateway").get("url", addresses["gateway"])
         deadline = time.monotonic() + settings.fleet.ready_timeout_s
         async with ControllerClient(controller_url, settings.controller_token()) as client:
-            nodes = await self._wait_for_nodes(client, deadline, tell)
+            nodes = await self._wait_for_nodes(client, before, deadline, tell)
             await self._wait_for_gateway(gateway_url, client, deadline, tell)
         started = tuple(name for name in self.table.running() if name not in before)
         return StackView(controller_url, gateway_url, tuple(nodes), started)
 
-    async def _wait_for_nodes(self, client: ControllerClient, deadline: float, tell: Tell) -> list[Node]:
+    async def _wait_for_nodes(
+        self, client: ControllerClient, before: Collection[str], deadline: float, tell: Tell
+    ) -> list[Node]:
         told: dict[str, str] = {}
         nodes: list[Node] = []
+        answered_at: float | None = None
         while time.monotonic() < deadline:
             self._raise_if_dead("controller")
             try:
                 state = (await client.status()).discovery
                 nodes = [node for node in await client.nodes() if node.phase is not NodePhase.STOPPED]
+                answered_at = answered_at or time.monotonic()
                 num_found = sum(node.provider == FOUND for node in nodes)
                 is_found = state is None or (state.looked and num_found >= state.found)
             except UnreachableError:
@@ -134,15 +139,11 @@ class Stack:
                     tell(f"{node.name}: {news}")
                 if node.phase is NodePhase.STARTING and not self.table.observe(node.name).running:
                     self._raise_if_failed(node.name)
-            settled = {
-                NodePhase.READY,
-                NodePhase.CORDONED,
-                NodePhase.DRAINED,
-            }  # cordoned by a person: not ours to wait for
-            # How nodes that others run are is no matter of the start: it is what their alerts are for.
-            waited = [node for node in nodes if not (node.provider == FOUND and node.probe_age_s is not None)]
             is_whole = is_found and (nodes or not self.settings.fleet.nodes)
-            if is_whole and all(node.phase in settled for node in waited):
+            looked_s = time.monotonic() - answered_at if answered_at is not None else 0.0
+            if is_whole and not waited_for(nodes, before, looked_s):
+                for node in waited_for(nodes, before):
+                    tell(f"{node.name}: it ran before and is unwell, not waited for: fleetctl diagnose {node.name}")
                 return nodes
             await asyncio.sleep(POLL_S)
         waiting = ", ".join(f"{n.name} is {n.phase.value}" for n in nodes if n.phase is not NodePhase.READY)
@@ -288,3 +289,21 @@ def _in_use(host: str, port: int) -> bool:
         except OSError:
             return True
     return False
+
+
+def waited_for(nodes: Sequence[Node], before: Collection[str], looked_s: float = 0.0) -> list[Node]:
+    """The nodes that a start still waits for. `before`: the processes that ran when it began; `looked_s`: for how long
+    the controller has answered.
+
+    How nodes that others run are is no matter of the start: it is what their alerts are for. So are those of ours that
+    ran before and are hung, lying or silent: else nobody could start a controller that died while one was.
+    """
+    settled = {NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINED}  # cordoned by a person: not ours to wait for
+    unwell = {NodePhase.NOT_READY, NodePhase.UNREACHABLE} if looked_s >= UNWELL_AFTER_S else set()
+    return [
+        node
+        for node in nodes
+        if node.phase not in settled
+        and not (node.provider == FOUND and node.probe_age_s is not None)
+        and not (node.name in before and node.phase in unwell)
+    ]
