@@ -57,8 +57,9 @@ class RecordedSteps:
         self._has_watched = False
 
     def drop(self) -> None:
-        """Forgets every recording: they hold the KV cache that they were recorded with."""
+        """Forgets every recording: they hold the KV cache that they were recorded with. Their results' memory, too."""
         self._steps.clear()
+        self._arena = Arena()
         self._cache_at = 0
 
     def said(self, batch: Batch, kv: Tensor) -> Said | None:
@@ -78,13 +79,13 @@ class RecordedSteps:
         return step.replay(batch)
 
     def layers(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """What the stack's layers make of any batch, which is not kept."""
+        """What the stack's layers make of any batch, which is not kept; good until the next step."""
         stack, inputs, plans = self._stack, self._stack.embed(batch), self._stack.plans(batch)
         if len(batch.slots) > MAX_GATHERED_ROWS:
             return stack.layers(inputs, batch, plans, kv)
-        arena = Arena()  # of this step alone: its memory goes with the results
-        with Recorder(arena, defers=True, watches=not self._has_watched) as recorder:
-            found = stack.layers(inputs, batch, plans, kv, arena.next_generation)
+        # In the arena of the recordings, whose memory is warm: one of this step alone cost what gathering gains.
+        with Recorder(self._arena, defers=True, watches=not self._has_watched) as recorder:
+            found = stack.layers(inputs, batch, plans, kv, self._arena.next_generation)
         self._has_watched = True
         Recording(recorder).replay()
         return found
