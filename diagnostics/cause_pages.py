@@ -111,6 +111,9 @@ def _remedy(cause: Cause) -> Iterator[str]:
         yield f"Its page is proposed once one of {needed} is answered with yes; until then is said:"
         yield f"{cause.expects.awaits}."
         yield ""
+    for name, why in cause.expects.left_while.items() if cause.expects is not None else ():
+        yield f"It is not proposed while `{name}` is answered with yes: {why}."
+        yield ""
     if cause.page:
         yield (
             f"Page [`{cause.page}`]({PAGE_FOLDER}/{cause.page}.md) treats it. A diagnosis proposes it; by hand:"

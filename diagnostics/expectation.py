@@ -40,6 +40,7 @@ class Expectation:
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start
     acts_on: tuple[str, ...] = ()  # its page is proposed once one of them is yes; none: whenever it is named
     awaits: str = ""  # what is said until then
+    left_while: Mapping[str, str] = field(default_factory=dict)  # its page is not proposed while this is yes: why
 
     @property
     def yes_rates(self) -> dict[str, float]:
@@ -57,5 +58,5 @@ class Expectation:
             frozenset(self.yes_rates)
             | frozenset(self.tell_apart.values())
             | frozenset(self.hurts)
-            | frozenset(self.acts_on)
+            | {*self.acts_on, *self.left_while}
         )

@@ -298,9 +298,11 @@ def _named(
 
 
 def _awaits(expects: Expectation, readings: Readings) -> str:
-    """Why the cause is not to be treated yet; "" once one of what its page needs is seen."""
-    is_seen = any(name in readings and readings[name].answer == "yes" for name in expects.acts_on)
-    return expects.awaits if expects.acts_on and not is_seen else ""
+    """Why the cause is not to be treated yet; "" once one of what its page needs is seen, and nobody else does it."""
+    seen = {name for name, one in readings.items() if one.answer == "yes"}
+    if expects.acts_on and not seen & set(expects.acts_on):
+        return expects.awaits
+    return next((why for name, why in expects.left_while.items() if name in seen), "")
 
 
 def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, knowledge: Knowledge) -> str | None:

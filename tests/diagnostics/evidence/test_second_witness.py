@@ -14,6 +14,7 @@ from diagnostics.evidence.judge import builtin_knowledge, judge
 NOW = 1_700_000_000.0
 AT = np.arange(NOW - 2400, NOW + 1, 5.0)
 ALWAYS = np.ones(len(AT))
+KIND = {"fleet_provider_reasons": {"reason": "Unhealthy", "kind": "liveness"}}
 
 
 def _until(age_s: float) -> Floats:
@@ -30,7 +31,8 @@ def _diagnosis(silent_s: float, **told: Floats) -> Diagnosis:
         places = {"node": f"node-{number}", "pool": "chat", "model": "m", "engine": "vllm"}
         of = {"llm:up": _until(silent_s) if number == 0 else ALWAYS}
         of |= told if number == 0 else {name: ALWAYS for name in told if name == "fleet_node_process_up"}
-        store.append_matrix([LabelSet.of({METRIC_NAME: n, **places}) for n in of], ms, np.array(list(of.values())))
+        labels = [LabelSet.of({METRIC_NAME: name, **places, **KIND.get(name, {})}) for name in of]
+        store.append_matrix(labels, ms, np.array(list(of.values())))
     return judge(builtin_knowledge(), ["node"], [], {"node": "node-0", "pool": "chat"}, store, NOW)
 
 
@@ -57,3 +59,8 @@ def test_a_second_witness_or_a_minute_is_enough(silent_s: float, told: dict[str,
 
 def test_a_process_whose_scrapes_fail_while_it_runs_is_not_treated_within_the_minute() -> None:
     assert _diagnosis(30.0, fleet_node_process_up=ALWAYS).awaits != ""
+
+
+def test_what_its_platform_ends_by_a_probe_and_starts_again_is_not_replaced() -> None:
+    found = _diagnosis(10.0, fleet_node_process_up=_until(5.0), fleet_provider_reasons=1 - _until(20.0))
+    assert "liveness probe failed" in found.awaits
