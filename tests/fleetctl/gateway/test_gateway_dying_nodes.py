@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 
 NUM_STREAMS = 20
 PLAIN = range(NUM_STREAMS, NUM_STREAMS + 6)
-LIMITS = GatewaySettings(probe_after_s=0.3, probe_limit_s=4)  # those that are well answer in it on a busy machine too
+# Those that are well answer in these on a busy machine too.
+LIMITS = GatewaySettings(probe_after_s=0.3, probe_limit_s=4, connect_limit_s=20)
 SLOW, OTHERS = 50.0, 3.0  # 80 steps of the victim take 8 s: none ends before it does
 FIRST_EVENTS = 3
 

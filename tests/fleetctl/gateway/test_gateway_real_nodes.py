@@ -164,7 +164,8 @@ async def test_a_stopped_node_costs_nobody_a_request_and_comes_back(
     tmp_path: Path, nodes: tuple[EngineNode, EngineNode]
 ) -> None:
     first, second = nodes
-    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=4)  # the other one answers in it on a busy machine too
+    # The other one answers in these on a busy machine too.
+    limits = GatewaySettings(probe_after_s=0.5, probe_limit_s=4, connect_limit_s=20)
     async with scripted_controller() as controller:
         route(controller, a=first, b=second)
         async with served_gateway(tmp_path, controller.url, node_token=TOKEN, limits=limits) as served:
