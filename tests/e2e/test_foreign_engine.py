@@ -19,7 +19,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from tests.fixtures.fleet import Fleet, fleet, wait_until
 from tests.fixtures.llama_server import command, llama_server, make_gguf
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 400
 

@@ -15,7 +15,7 @@ from fleetctl.providers.process import ProcessTable
 from tests.fixtures.alertmanager import wait_for
 from tests.fixtures.tmux import Terminal, terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.serial, pytest.mark.timeout(600)]
 
 STARTED_S, NORMAL_S, PAGED_S, MENDED_S, STOPPED_S = 90.0, 120.0, 120.0, 180.0, 60.0
 NARROW, WIDE = (80, 24), (200, 50)

@@ -16,7 +16,7 @@ from fleetctl.first_night.traffic import DrillTraffic
 from tests.fixtures.kubernetes.cluster import Cluster
 from tests.fixtures.kubernetes.pod_fleet import ENGINE, MODEL, PodFleet, pod_fleet
 
-pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(600)]
 
 PACE = 10.0  # a fake step takes 2 ms: nothing would be in flight when a node goes bad
 SLOWDOWN = 10.0
