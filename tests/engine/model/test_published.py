@@ -88,7 +88,7 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such published model; smollm2 is" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_its_logits_are_those_of_transformers_and_its_answer_is_right(smollm2: Path) -> None:
     """Computed from Q4_1 and Q8_0 blocks here, from the same numbers in float32 there."""
     torch.set_num_threads(2)
