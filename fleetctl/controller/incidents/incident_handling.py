@@ -157,6 +157,7 @@ class IncidentHandling:
                 runner_up=None,
                 runner_up_probability=None,
                 tells_apart="",
+                awaits="",  # a person's word is witness enough
             )
             return replace(one, diagnosis=diagnosis, handling=replace(one.handling, correction=correction))
 

@@ -225,7 +225,7 @@ class Remediation:
     def _still_treats(self, run: Run, incident: Incident) -> bool:
         """Whether the run is still what automation would start for the incident as it is now."""
         diagnosis = incident.diagnosis
-        if diagnosis is None or diagnosis.cause is None or diagnosis.confidence != "confirmed":
+        if diagnosis is None or diagnosis.cause is None or diagnosis.confidence != "confirmed" or diagnosis.awaits:
             return False
         page = self._content.current.page_for_cause(diagnosis.cause)
         return (

@@ -202,6 +202,9 @@ async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: 
     assert content.no_tree[alert] in no_remedy(unnamed, content, ())
     treated = replace(incident(), diagnosis=Diagnosis("latency", "slow_node", "t", "confirmed"))
     assert no_remedy(treated, content, ()) == ""
+    awaits = "only its scrapes fail"
+    awaiting = replace(incident(), diagnosis=Diagnosis("node", "node_down", "t", "confirmed", awaits=awaits))
+    assert no_remedy(awaiting, content, ()) == f"nothing is proposed yet: {awaits}"
 
 
 async def test_what_to_do_by_hand_stays_while_the_same_cause_is_named_more_surely(controller: Controller) -> None:

@@ -184,6 +184,29 @@ async def test_a_verdict_that_comes_back_has_its_own_remedy_proposed_again_and_t
         stop_all(tmp_path)
 
 
+async def test_a_verdict_that_waits_for_a_second_witness_has_its_remedy_proposed_once_there_is_one(
+    tmp_path: Path,
+) -> None:
+    clock, traffic = DrivenClock(), Traffic()
+    try:
+        async with opened(tmp_path, clock) as controller:
+            await healthy(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.15
+            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            (incident,) = controller.book.open_incidents()
+            assert incident.diagnosis is not None
+            lying = replace(incident.diagnosis, cause="wrong_output", confidence="confirmed")
+
+            for awaits in ("nobody else says so", ""):
+                found = replace(lying, awaits=awaits)
+                await controller.book.change_incident(incident.id, lambda one, found=found: with_diagnosis(one, found))
+                await controller.remediation.propose_runbooks()
+                proposed = {run.runbook for run in runs(controller)}
+                assert ("replace-lying-node" in proposed) is (not awaits)
+    finally:
+        stop_all(tmp_path)
+
+
 async def test_policy_run_acts_unasked_on_a_confirmed_cause(tmp_path: Path) -> None:
     clock, traffic = DrivenClock(), Traffic()
     try:
