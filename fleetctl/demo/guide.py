@@ -37,8 +37,8 @@ class Words:
     do: str = ""
 
 
-def words(scene: Scene, progress: Progress, place: Place, now: float) -> Words:
-    """For this moment of the story, while this screen is shown."""
+def words(scene: Scene, progress: Progress, place: Place, now: float, *, takes_answers: bool) -> Words:
+    """For this moment of the story, while this screen is shown. `takes_answers`: whether it has read the proposal."""
     if progress.act in (Act.STARTING, Act.NORMAL):
         return _normal(scene, progress, place, now)
     if progress.act is Act.OVER:
@@ -52,7 +52,7 @@ def words(scene: Scene, progress: Progress, place: Place, now: float) -> Words:
         )
     if progress.incident is None:
         return _broken(scene, progress, now)
-    return _incident(scene, progress, progress.incident, place)
+    return _incident(scene, progress, progress.incident, place, takes_answers)
 
 
 def _normal(scene: Scene, progress: Progress, place: Place, now: float) -> Words:
@@ -79,15 +79,16 @@ def _broken(scene: Scene, progress: Progress, now: float) -> Words:
     return _chapter(2, f"{scene.node} is slow", sees, "Wait for the page: some 15 s, as alerts want to be sure.")
 
 
-def _incident(scene: Scene, progress: Progress, incident: Incident, place: Place) -> Words:
+def _incident(scene: Scene, progress: Progress, incident: Incident, place: Place, takes_answers: bool) -> Words:
     asks, run = asking(incident), current_run(incident)
     paged = f"{incident.title}: paged{_after(progress, incident.opened_at)}."
     if asks is not None:
-        if place not in (Place.INCIDENT, Place.RUNBOOK):
-            return _chapter(
-                3, "page, verdict, proposal", f"{paged} {_verdict(incident)}", "Press g, then i: the incident."
-            )
-        return _your_turn(scene, incident, asks)
+        is_here = place in (Place.INCIDENT, Place.RUNBOOK)
+        if is_here and takes_answers:
+            return _your_turn(scene, incident, asks)
+        # A key that is pressed before the screen has what it answers does nothing.
+        do = "Wait a moment: the proposal comes below." if is_here else "Press g, then i: the incident."
+        return _chapter(3, "page, verdict, proposal", f"{paged} {_verdict(incident)}", do)
     if run is None:
         why = incident.no_remedy or "Nothing is proposed for that yet: the evidence is read again."
         return _chapter(3, "page, verdict, proposal", f"{paged} {_verdict(incident)} {why}")

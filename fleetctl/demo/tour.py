@@ -44,7 +44,8 @@ async def run_tour(
     async def guide(cockpit: Cockpit) -> None:
         """The clocks in its words go on, and a key that was pressed is noticed."""
         while True:
-            told = words(scene, progress, cockpit.trail.here.place, time.time())
+            place = cockpit.trail.here.place
+            told = words(scene, progress, place, time.time(), takes_answers=cockpit.takes_answers)
             cockpit.say(told.title, told.sees, told.do)
             said.clear()
             with suppress(TimeoutError):

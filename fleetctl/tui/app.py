@@ -253,6 +253,11 @@ class Cockpit(App[None]):
         self._guide.say(title, sees, do)
 
     @property
+    def takes_answers(self) -> bool:
+        """Whether the screen that is shown has a run that a person's key answers."""
+        return self._asking() is not None
+
+    @property
     def _pane(self) -> Pane:
         """The screen that is shown."""
         return self._panes[self.trail.here.place]

@@ -25,8 +25,8 @@ def paged(**fields: object) -> Progress:
     return replace(BROKEN, incident=incident)
 
 
-def at(progress: Progress, place: Place = Place.NOW) -> Words:
-    return words(SCENE, progress, place, NOW)
+def at(progress: Progress, place: Place = Place.NOW, *, takes_answers: bool = True) -> Words:
+    return words(SCENE, progress, place, NOW, takes_answers=takes_answers)
 
 
 def test_each_act_of_the_story_is_the_next_chapter() -> None:
@@ -53,6 +53,12 @@ def test_the_page_comes_with_its_verdict_and_the_way_to_the_incident() -> None:
     assert "paged 8.0s after the fault" in told.sees
     assert "(slow_node, confirmed)" in told.sees
     assert "g, then i" in told.do
+
+
+def test_no_key_is_named_before_the_screen_has_what_it_answers() -> None:
+    told = at(paged(), Place.INCIDENT, takes_answers=False)
+    assert "Press a" not in told.do
+    assert "the proposal comes below" in told.do
 
 
 def test_a_proposal_is_answered_by_a_key_or_by_a_command_in_another_terminal() -> None:
