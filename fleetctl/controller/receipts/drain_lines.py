@@ -154,15 +154,21 @@ def moves_of(lines: Iterable[ReceiptLine]) -> dict[str, int]:
 
 
 def sums_words(sums: Mapping[str, int], moved_to: Mapping[str, int], *, is_held_known: bool = True) -> str:
-    """For people: "finished 12, moved 5 to node-3, refused 2, aborted 0, lost 0"."""
+    """For people: "finished 12, moved 5 to node-3, refused 2, aborted 0, lost 0".
+
+    Of a node that could not be asked only what happened is counted: none that is known to be lost is not none lost.
+    """
     parts = []
     for name, count in sums.items():
-        if name == RequestOutcome.UNKNOWN.value and not count:
+        if not count and (name == RequestOutcome.UNKNOWN.value or not is_held_known):
             continue
         to = [f"{num} to {node}" if len(moved_to) > 1 else node for node, num in moved_to.items() if node]
         extra = f" ({', '.join(to)})" if len(to) > 1 else f" to {to[0]}" if to else ""
         parts.append(f"{name} {count}" + (extra if name == RequestOutcome.MOVED.value and count else ""))
-    return ", ".join(parts) + ("" if is_held_known else "; what it held is not known")
+    told = ", ".join(parts)
+    if is_held_known:
+        return told
+    return f"{told}; what else it held is not known" if told else "what it held is not known"
 
 
 def requests_of_drain(rows: object) -> list[NodeRequest]:

@@ -91,7 +91,8 @@ def test_sums_name_every_outcome_and_who_went_on() -> None:
     lines = [line_of(one, "node-1", MOVED if one.fate == "moved" else None, all_answered=True) for one in requests]
     assert sums_words(sums_of(lines), moves_of(lines)) == "finished 1, moved 1 to node-3, refused 1, aborted 0, lost 0"
     unknown = sums_of([line_of(NodeRequest("d"), "node-1", None, all_answered=True)])
-    assert sums_words(unknown, {}, is_held_known=False).endswith("unknown 1; what it held is not known")
+    assert sums_words(unknown, {}, is_held_known=False) == "unknown 1; what else it held is not known"
+    assert sums_words(sums_of([]), {}, is_held_known=False) == "what it held is not known"
 
 
 def test_what_was_held_keeps_its_line_when_the_node_does_not_name_it_any_more() -> None:
