@@ -10,6 +10,8 @@ from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.settings.tree import Settings
 
+MIN_ROUND_S = 0.9  # of a look at all nodes, when not all answer: with a shorter interval too an answer has time to come
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
@@ -22,6 +24,9 @@ class ControllerConfig:
     node_specs: tuple[NodeSpec, ...] = ()  # the fleet of a state that holds no node yet
     start_nodes: bool = False
     """Somebody asked for it: start `node_specs` where there is no node yet, and nodes that should run and do not."""
+
+    min_round_s: float = MIN_ROUND_S
+    """A look at all nodes waits at least so long for those that do not answer."""
 
     def __post_init__(self) -> None:
         if not self.token or not self.node_token:

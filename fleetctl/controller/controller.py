@@ -233,6 +233,7 @@ async def open_controller(
             routing,
             book.of_node,
             interval_s=settings.controller.probe_interval_s,
+            min_round_s=config.min_round_s,
             forget_after_s=settings.actions.forget_stopped_after_s,
             why_out=lambda name: deep_checks.why_out(name),
         )

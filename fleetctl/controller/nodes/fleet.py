@@ -35,7 +35,6 @@ from fleetctl.wire import NodePhase
 
 log = structlog.get_logger()
 
-MIN_ROUND_S = 0.9  # of a turn, when not all answer: with a shorter interval too an answer has some time to come
 LOADING_REASONS = frozenset({"loading", "warming_up"})
 
 
@@ -81,12 +80,13 @@ class Fleet:
         incident_of: Callable[[str], str | None],
         *,
         interval_s: float = 1.0,
+        min_round_s: float = 0.0,
         forget_after_s: float = 86400.0,
         why_out: Callable[[str], str] = lambda name: "",
     ) -> None:
         """`incident_of`: the id of the open incident that covers a node; `interval_s`: between two looks at a node;
-        `forget_after_s`: how long a stopped node is kept; `why_out`: what is known against a node that says it is
-        ready, a word of phases; empty: nothing."""
+        `min_round_s`: a turn waits at least so long for answers; `forget_after_s`: how long a stopped node is kept;
+        `why_out`: what is known against a node that says it is ready, a word of phases; empty: nothing."""
         self._why_out = why_out
         self._forget_after_s = forget_after_s
         self._database = records.database
@@ -98,7 +98,7 @@ class Fleet:
         self.incident_of = incident_of
         self.nodes: dict[str, NodeState] = {}
         self.looked_at: float | None = None  # when every node was last looked at
-        self._slots = Slots(records.clock, interval_s=interval_s, name="probe", min_round_s=MIN_ROUND_S)
+        self._slots = Slots(records.clock, interval_s=interval_s, name="probe", min_round_s=min_round_s)
         self._rows: Sequence[NodeRow] = ()
         self._seen_at: dict[str, float] = {}  # when the newest look at each node began
         self._look_errors: dict[str, str] = {}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fleetctl.controller.nodes.fleet import MIN_ROUND_S
+from fleetctl.controller.config import MIN_ROUND_S
 from fleetctl.controller.slots import AT_ONCE, Slots
 
 pytestmark = pytest.mark.anyio
