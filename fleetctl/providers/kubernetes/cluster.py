@@ -50,6 +50,7 @@ KINDS: dict[str, tuple[str, str, str]] = {  # plural: group, version, kind
 CLUSTER_WIDE = frozenset({"nodes"})
 _VERBS = ["get", "list", "watch", "patch", "global_list", "global_watch"]
 _making = threading.Lock()
+_BROKEN = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)  # not a time-out: that has cost its time
 WATCH_S = 300  # the server ends a watch after this, and it is begun anew from where it was
 # A connection whose other end vanished is given up by the kernel after some 25 s; a watch has no other limit.
 _KEEPALIVE = [
@@ -235,14 +236,23 @@ class Cluster:
 
 
 class _Transport(httpx2.HTTPTransport):
-    """Knows the sockets of watches: a thread that waits for the next change is woken by the end of its connection."""
+    """Knows the sockets of watches: a thread that waits for the next change is woken by the end of its connection.
+
+    A kept connection may break as it is used again, by a server that starts anew or a balancer that forgets it: what
+    changes nothing when it is done twice is then sent once more.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._watches: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = super().handle_request(request)
+        try:
+            response = super().handle_request(request)
+        except _BROKEN:
+            if not _may_be_sent_twice(request):
+                raise
+            response = super().handle_request(request)
         stream = response.extensions.get("network_stream")
         if request.url.params.get("watch") == "true" and stream is not None:
             self._watches.add(stream.get_extra_info("socket"))
@@ -253,6 +263,11 @@ class _Transport(httpx2.HTTPTransport):
             with suppress(OSError):  # it ended by itself
                 # Not the TLS socket's own shutdown: that changes what the reading thread is in the middle of.
                 socket.socket.shutdown(one, socket.SHUT_RDWR)
+
+
+def _may_be_sent_twice(request: httpx2.Request) -> bool:
+    """A look, or a patch that does not say of which version: the second of the same changes nothing."""
+    return request.method == "GET" or (request.method == "PATCH" and b'"resourceVersion"' not in request.content)
 
 
 def _refused(what: str, message: str, code: int, details: Any) -> ApiRefusedError:
