@@ -32,14 +32,6 @@ def make_engine(url: str, place: str) -> sa.Engine:
     """Raises BadInputError when there is no driver for it, or its folder can't be used."""
     parsed = sa.make_url(url)
     is_sqlite = parsed.get_backend_name() == "sqlite"
-    if is_sqlite:
-        try:
-            Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _make_private(Path(place))
-        except OSError as error:
-            raise BadInputError(
-                f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
-            ) from error
     try:
         engine = sa.create_engine(parsed) if is_sqlite else _make_server_engine(parsed)
     except (sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
@@ -48,6 +40,13 @@ def make_engine(url: str, place: str) -> sa.Engine:
             remedy="pip install 'llm-fleetctl[postgres]', and write postgresql+psycopg://HOST/NAME",
         ) from error
     if is_sqlite:
+        try:
+            Path(place).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(Path(place))
+        except OSError as error:
+            raise BadInputError(
+                f"{Path(place).parent}: {error.strerror or error}", remedy="choose another folder with --state-dir"
+            ) from error
         sa.event.listen(engine, "connect", _begin_ourselves)
         sa.event.listen(engine, "begin", _begin_immediate)
         prepare(engine)

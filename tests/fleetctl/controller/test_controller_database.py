@@ -64,9 +64,13 @@ def test_refuses_state_of_a_newer_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "sqlite+nothing:///x", "mongodb://host/name"])
-def test_refuses_a_database_url_it_has_no_driver_for(url: str) -> None:
+def test_refuses_a_database_url_it_has_no_driver_for_and_leaves_no_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInputError):
         Database(url)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_password_in_the_url_is_not_told(tmp_path: Path) -> None:
