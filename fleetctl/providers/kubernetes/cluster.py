@@ -266,8 +266,12 @@ class _Transport(httpx2.HTTPTransport):
 
 
 def _may_be_sent_twice(request: httpx2.Request) -> bool:
-    """A look, or a patch that does not say of which version: the second of the same changes nothing."""
-    return request.method == "GET" or (request.method == "PATCH" and b'"resourceVersion"' not in request.content)
+    """A look, or a merge that does not say of which version: the second of the same changes nothing.
+
+    A JSON patch tests what it finds, the version too, so the second of the same may be refused for the first.
+    """
+    is_merge = request.method == "PATCH" and request.headers.get("Content-Type") != PatchType.JSON.value
+    return request.method == "GET" or (is_merge and b'"resourceVersion"' not in request.content)
 
 
 def _refused(what: str, message: str, code: int, details: Any) -> ApiRefusedError:

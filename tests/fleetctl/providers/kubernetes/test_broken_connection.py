@@ -78,6 +78,15 @@ def test_a_patch_of_one_version_is_not(cluster: Cluster, server: _Server) -> Non
     assert [line.split()[0] for line in server.asked] == ["GET", "PATCH"]
 
 
+def test_a_json_patch_is_not_as_it_tests_the_version_that_its_first_has_changed(
+    cluster: Cluster, server: _Server
+) -> None:
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    with pytest.raises(UnreachableError, match="gave no answer"):
+        cluster.patch_json("nodes", "", "host-a", [same, {"op": "replace", "path": "/spec", "value": {}}])
+    assert [line.split()[0] for line in server.asked] == ["GET", "PATCH"]
+
+
 def test_an_eviction_is_not(cluster: Cluster, server: _Server) -> None:
     with pytest.raises(UnreachableError, match="gave no answer"):
         cluster.evict("default", "pod-1", uid="u")
