@@ -48,8 +48,6 @@ class PrometheusServer:
 def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str]:
     """`{__name__="name"}` or `{__name__=~"pattern"}` of everything the rules read and do not record themselves.
 
-    A native name (`vllm:x`) is asked for in all its spellings: that Prometheus has what its scraper made of it.
-
     `only`: matchers that are added to each, such as `job="vllm"`. Raises BadRecordingError for a rule that selects
     series of any name.
     """
@@ -67,15 +65,17 @@ def metric_selectors(groups: Iterable[RuleGroup], *, only: str = "") -> list[str
                         )
                     if name.op == "=" and name.value in (*recorded, "ALERTS", "ALERTS_FOR_STATE"):
                         continue
-                    pattern = spellings(name.value) if name.op == "=" else name.value
-                    found.add(
-                        selector_of(pattern, op="=" if pattern == name.value and name.op == "=" else "=~", only=only)
-                    )
+                    found.add(selector_of(name.value, op=name.op, only=only))
     return sorted(found)
 
 
 def selector_of(name: str, *, op: str = "=", only: str = "") -> str:
-    """A selector of this metric name, with further matchers in `only`."""
+    """A selector of this metric name, with further matchers in `only`.
+
+    A native name (`vllm:x`) is asked for in all its spellings: that Prometheus has what its scraper made of it.
+    """
+    if op == "=" and (written := spellings(name)) != name:
+        name, op = written, "=~"
     return f"{{{METRIC_NAME}{op}{json.dumps(name)}{',' if only else ''}{only}}}"
 
 
@@ -110,7 +110,7 @@ def read_range(
 ) -> list[RangeSeries]:
     """All points in (start, end] of these selectors, several asked for at once; the windows of one series in order.
 
-    Under native names. Of a series that is there in two spellings the first counts.
+    Under native names.
 
     Raises BadRecordingError when one of them cannot be read.
     """
@@ -168,13 +168,14 @@ def _read_one(server: PrometheusServer, selector: str, start: float, end: float)
 
 
 def _under_native_names(rows: list[RangeSeries]) -> list[RangeSeries]:
+    """Of a series that is there in two spellings the first counts."""
     spelled: dict[LabelSet, LabelSet] = {}
-    return [
-        row._replace(labels=labels)
-        for row in rows
-        for labels in (with_native_name(row.labels),)
-        if spelled.setdefault(labels, row.labels) == row.labels
-    ]
+    kept = []
+    for row in rows:
+        labels = with_native_name(row.labels)
+        if spelled.setdefault(labels, row.labels) == row.labels:
+            kept.append(row._replace(labels=labels))
+    return kept
 
 
 def _range_series(one: dict[str, Any]) -> RangeSeries:

@@ -8,6 +8,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise, repeat
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ from alerts.arrays import Floats, Times
 from alerts.errors import BadExpositionError, BadRecordingError
 from alerts.evaluation.rules import RuleGroup
 from alerts.labels import METRIC_NAME, LabelSet
-from alerts.native_name import native_name, with_native_name
+from alerts.native_name import with_native_name
 from alerts.promql.nodes import Node, Selector, children
 from alerts.series.exposition import SampleLine, parse_line, read_series
 from alerts.series.store import SeriesStore
@@ -232,10 +233,9 @@ class _File:
         for index, line in enumerate(data.split(b"\n")):
             if line.strip() and not line.lstrip().startswith(b"#"):
                 read = self._parsed(line.decode(), lambda index=index: number + index)  # type: ignore[misc]
-                kept = with_native_name(read.labels)
-                if self._wanted(kept.name):
+                if self._wanted(read.labels.name):
                     assert read.at_ms is not None
-                    times, values = self._found.setdefault(kept, (array("q"), array("d")))
+                    times, values = self._found.setdefault(read.labels, (array("q"), array("d")))
                     times.append(read.at_ms)
                     values.append(read.value)
                     count += 1
@@ -247,7 +247,8 @@ class _File:
             read = parse_line(line, 0, openmetrics=bool(self._in_seconds))
         except BadExpositionError as error:
             raise BadRecordingError(f"{self._path}:{number()}: {error.reason}") from None
-        if read.at_ms is None and self._wanted(native_name(read.labels.name)):
+        read = replace(read, labels=with_native_name(read.labels))
+        if read.at_ms is None and self._wanted(read.labels.name):
             raise BadRecordingError(
                 f"{self._path}:{number()}: a sample without a time: a recording needs one on every line,"
                 " as `promtool tsdb dump-openmetrics` writes it"
