@@ -61,8 +61,12 @@ class Course:
             names = sorted({one.name for one in incident.alerts if one.fingerprint in new})
             return f"{', '.join(names)} joined it"
         is_young = now - self.began_at <= pace.often_for_s
-        is_settled = standing is not None and standing.cause is not None and standing.confidence == "confirmed"
-        is_settled = is_settled and standing is not None and not standing.awaits
+        is_settled = (
+            standing is not None
+            and standing.cause is not None
+            and standing.confidence == "confirmed"
+            and not standing.awaits
+        )
         is_pair = self.pair is not None and now - self.pair.since <= 2 * SPLIT_AFTER_S
         is_soon = self.rival is not None or is_pair or (is_young and not is_settled)
         return (
