@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from diagnostics import blackbox
-from diagnostics.incident import IncidentStatus, with_diagnosis
+from diagnostics.diagnosis import Diagnosis
+from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.incident_store import get_incident
 from fleetctl.wire import RouteState
@@ -40,6 +41,22 @@ async def healthy(controller: Controller, clock: DrivenClock, traffic: Traffic) 
     start = clock.now()
     await drive(controller, clock, traffic, lambda: clock.now() - start >= 40)
     assert controller.book.open_incidents() == []
+
+
+async def with_proposal(controller: Controller, clock: DrivenClock, traffic: Traffic) -> tuple[Incident, Diagnosis]:
+    """A healthy fleet's node-2 turns slow: the incident, once its remedy is proposed, and its verdict."""
+    await healthy(controller, clock, traffic)
+    traffic.step_s["node-2"] = 0.15
+    await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+    (incident,) = controller.book.open_incidents()
+    assert incident.diagnosis is not None
+    return incident, incident.diagnosis
+
+
+async def now_found(controller: Controller, incident: Incident, diagnosis: Diagnosis) -> None:
+    """The verdict turns to this, and what is to be proposed for it is."""
+    await controller.book.change_incident(incident.id, lambda one: with_diagnosis(one, diagnosis))
+    await controller.remediation.propose_runbooks()
 
 
 def runs(controller: Controller) -> list[Run]:
@@ -137,17 +154,11 @@ async def test_while_one_remedy_acts_no_other_is_proposed_whatever_the_verdict_t
     clock, traffic = DrivenClock(), Traffic()
     try:
         async with opened(tmp_path, clock) as controller:
-            await healthy(controller, clock, traffic)
-            traffic.step_s["node-2"] = 0.15
-            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
+            incident, slow = await with_proposal(controller, clock, traffic)
             (run,) = runs(controller)
             await controller.executor.decide(run.id, "approve", "ann")
-            (incident,) = controller.book.open_incidents()
-            assert incident.diagnosis is not None
-            other = replace(incident.diagnosis, cause="wrong_output", confidence="confirmed")
-            await controller.book.change_incident(incident.id, lambda one: with_diagnosis(one, other))
 
-            await controller.remediation.propose_runbooks()
+            await now_found(controller, incident, replace(slow, cause="wrong_output", confidence="confirmed"))
             assert [one.runbook for one in runs(controller)] == ["replace-node"]
 
             await drive(controller, clock, traffic, lambda: runs(controller)[-1].status.is_terminal)
@@ -163,16 +174,10 @@ async def test_a_verdict_that_comes_back_has_its_own_remedy_proposed_again_and_t
     clock, traffic = DrivenClock(), Traffic()
     try:
         async with opened(tmp_path, clock) as controller:
-            await healthy(controller, clock, traffic)
-            traffic.step_s["node-2"] = 0.15
-            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
-            (incident,) = controller.book.open_incidents()
-            slow = incident.diagnosis
-            assert slow is not None
+            incident, slow = await with_proposal(controller, clock, traffic)
 
             for found in (replace(slow, cause="wrong_output", confidence="confirmed"), slow):
-                await controller.book.change_incident(incident.id, lambda one, found=found: with_diagnosis(one, found))
-                await controller.remediation.propose_runbooks()
+                await now_found(controller, incident, found)
 
             told = sorted((run.runbook, run.status) for run in runs(controller))
             assert told == [
@@ -190,17 +195,11 @@ async def test_a_verdict_that_waits_for_a_second_witness_has_its_remedy_proposed
     clock, traffic = DrivenClock(), Traffic()
     try:
         async with opened(tmp_path, clock) as controller:
-            await healthy(controller, clock, traffic)
-            traffic.step_s["node-2"] = 0.15
-            await drive(controller, clock, traffic, lambda: bool(runs(controller)))
-            (incident,) = controller.book.open_incidents()
-            assert incident.diagnosis is not None
-            lying = replace(incident.diagnosis, cause="wrong_output", confidence="confirmed")
+            incident, slow = await with_proposal(controller, clock, traffic)
+            lying = replace(slow, cause="wrong_output", confidence="confirmed")
 
             for awaits in ("nobody else says so", ""):
-                found = replace(lying, awaits=awaits)
-                await controller.book.change_incident(incident.id, lambda one, found=found: with_diagnosis(one, found))
-                await controller.remediation.propose_runbooks()
+                await now_found(controller, incident, replace(lying, awaits=awaits))
                 proposed = {run.runbook for run in runs(controller)}
                 assert ("replace-lying-node" in proposed) is (not awaits)
     finally:
