@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
+from alerts.duration import BadDurationError, parse_duration_s
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.handling import Handling
 from diagnostics.scope import is_wide, scope_contains, scope_of, scope_text
@@ -91,6 +92,7 @@ class FiredAlert:
     resolved_at: float | None = None
     source: str = "rules"  # who judged it: our rules, or alertmanager
     source_url: str = ""  # where its expression can be seen, as far as the source says
+    looks_back_s: float = 0.0  # as its expression says: so long before `active_at` began what it tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,17 @@ def fired_alert(active: AlertLike) -> FiredAlert:
         active_at=active.active_at,
         fired_at=active.fired_at,
         resolved_at=active.resolved_at,
+        looks_back_s=looks_back_s(active.annotations),
     )
+
+
+def looks_back_s(annotations: Mapping[str, str]) -> float:
+    """How far an alert's expression looks back, by its annotation `looks_back`: that a node was silent for a minute is
+    true a minute after its last word. 0 where it says nothing, or nothing that is a duration."""
+    try:
+        return parse_duration_s(annotations.get("looks_back", "0"))
+    except BadDurationError:
+        return 0.0
 
 
 def open_incident(alert: FiredAlert, now: float, *, digest_chars: int = 4) -> Incident:
@@ -205,10 +217,13 @@ def clear(incident: Incident, fingerprint: str, now: float) -> Incident:
         else one
         for one in incident.alerts
     )
-    # The title follows what stands; of what is all over it stays, for the post-mortem.
-    is_over_now = all(one.state == "resolved" for one in alerts)
-    title = incident.title if is_over_now else _title(alerts, incident.scope)
-    return replace(incident, alerts=alerts, title=title, cleared_at=_cleared_at(alerts, incident.cleared_at, now))
+    # The title follows what stands; of what is all over it says what hurt most, for the post-mortem.
+    return replace(
+        incident,
+        alerts=alerts,
+        title=_title(alerts, incident.scope),
+        cleared_at=_cleared_at(alerts, incident.cleared_at, now),
+    )
 
 
 def without_alerts(incident: Incident, fingerprints: frozenset[str]) -> Incident:
@@ -288,8 +303,10 @@ def may_reopen(incident: Incident, alert: FiredAlert, now: float) -> bool:
 
 
 def onset_of(alert: FiredAlert) -> float | None:
-    """When what the alert tells began: as its condition became true, not when it had waited for its `for`."""
-    return alert.active_at if alert.active_at is not None else alert.fired_at
+    """When what the alert tells began: as its condition became true, not when it had waited for its `for`; and as far
+    before that as its expression looks back."""
+    at = alert.active_at if alert.active_at is not None else alert.fired_at
+    return None if at is None else at - alert.looks_back_s
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:

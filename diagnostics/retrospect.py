@@ -17,7 +17,7 @@ from alerts.evaluation.rules import RuleGroup
 from alerts.history.backtest import Backtest, Firing, alive_groups, in_order, run_backtest
 from alerts.series.store import SeriesStore
 from diagnostics.grouping import Kinds, group_alerts
-from diagnostics.incident import FiredAlert, Incident, clear, has_alert, is_over, resolve
+from diagnostics.incident import FiredAlert, Incident, clear, has_alert, is_over, looks_back_s, resolve
 from diagnostics.scope import Nodes
 
 QUIET_S = 60.0  # an incident is over when its alerts have been resolved for so long
@@ -117,6 +117,7 @@ def _fired(firing: Firing) -> FiredAlert:
         value=firing.value,
         active_at=firing.active_at,
         fired_at=firing.fired_at,
+        looks_back_s=looks_back_s({"looks_back": firing.looks_back}),
     )
 
 

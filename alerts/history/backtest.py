@@ -45,6 +45,7 @@ class Firing:
     active_at: float
     fired_at: float
     resolved_at: float | None
+    looks_back: str = ""  # its annotation of that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,24 +367,25 @@ def _firing(
     rule: AlertingRule, labels: LabelSet, state: _InstanceState, resolved_ms: int | None, store: SeriesStore
 ) -> Firing:
     assert state.fired_ms is not None
-    texts = dict(rule.annotations)
-    summary = ""
-    if "summary" in texts:
-        try:
-            source, at = state.source.as_dict(), state.fired_ms / 1000
-            summary = texts["summary"].render(source, state.value, lambda text: query_at(text, store, at), at)
-        except BadTemplateError as error:
-            summary = f"<error expanding template: {error}>"
+    source, at = state.source.as_dict(), state.fired_ms / 1000
+    texts = {}
+    for name, template in rule.annotations:
+        if name in ("summary", "looks_back"):
+            try:
+                texts[name] = template.render(source, state.value, lambda text: query_at(text, store, at), at)
+            except BadTemplateError as error:
+                texts[name] = f"<error expanding template: {error}>"
     plain = {name: value for name, value in labels.as_dict().items() if name != "alertname"}
     return Firing(
         alert=rule.name,
         severity=labels.get("severity"),
         labels=plain,
-        summary=summary,
+        summary=texts.get("summary", ""),
         value=state.value,
         active_at=state.active_ms / 1000,
         fired_at=state.fired_ms / 1000,
         resolved_at=None if resolved_ms is None else resolved_ms / 1000,
+        looks_back=texts.get("looks_back", ""),
     )
 
 

@@ -12,6 +12,7 @@ from diagnostics.incident import (
     clear,
     is_over,
     join,
+    looks_back_s,
     mitigate,
     nodes_of,
     observe,
@@ -188,3 +189,31 @@ def test_moves_between_open_and_mitigating() -> None:
     assert acting.status is IncidentStatus.MITIGATING
     assert unmitigate(acting).status is IncidentStatus.OPEN
     assert resolve(acting, NOW + 9).resolved_at == NOW + 9
+
+
+def test_what_an_alert_tells_began_as_far_before_it_as_its_expression_looks_back() -> None:
+    """A node silent for a minute: its users felt that minute, and the post-mortem has to count it."""
+    silent = make_alert("LLMNodeDown", looks_back_s=60.0)
+
+    incident = open_incident(silent, NOW)
+
+    assert incident.onset_at == NOW - 70
+    assert join(incident, make_alert("LLMQueueDepth", active_at=NOW - 30), NOW).onset_at == NOW - 70
+
+
+def test_an_annotation_that_is_no_duration_looks_back_nowhere() -> None:
+    assert looks_back_s({"looks_back": "1m15s"}) == 75.0
+    assert looks_back_s({"looks_back": "<error expanding template>"}) == 0.0
+    assert looks_back_s({}) == 0.0
+
+
+def test_the_title_of_what_is_over_says_what_hurt_most_not_what_cleared_last() -> None:
+    slow = make_alert("LLMNodeSlow", severity="page", summary="node-2 is slow: 130ms a decode step")
+    ticket = make_alert("LLMTTFTRegression", severity="ticket", summary="node-2: first token after 60.3ms")
+    incident = join(open_incident(slow, NOW), ticket, NOW)
+
+    while_one_stands = clear(incident, slow.fingerprint, NOW + 60)
+    over = clear(while_one_stands, ticket.fingerprint, NOW + 90)
+
+    assert while_one_stands.title == "node-2: first token after 60.3ms"
+    assert over.title == "node-2 is slow: 130ms a decode step (also LLMTTFTRegression)"

@@ -62,12 +62,26 @@ def alerting_rules() -> list[AlertingRule]:
 def test_every_alert_says_what_it_is_and_where_to_read_on(rule: AlertingRule) -> None:
     texts = {name: template.text for name, template in rule.annotations}
     assert {template.text for name, template in rule.labels if name == "severity"} <= {"page", "ticket"}
-    assert texts.keys() == {"summary", "description", "runbook_url"}
+    assert texts.keys() - {"looks_back"} == {"summary", "description", "runbook_url"}
     assert "$value" in texts["summary"] + texts["description"]
     page, _, anchor = texts["runbook_url"].partition("#")
     headings = [line[3:].lower() for line in (ROOT / page).read_text().splitlines() if line.startswith("## ")]
     assert anchor == rule.name.lower()
     assert anchor in headings
+
+
+# Whose arms wait differently and can't be told apart, and what is of the last scrape by then.
+_LOOKS_BACK_BY_NO_FIXED_TIME = {"LLMOverload", "LLMGPUSoftwareThermal", "LLMGatewayQueue", "LLMGatewayPathSlow"}
+_WAITS = re.compile(
+    r"max_over_time\([^()]*\[\w+\]\) == 0|min_over_time\([^()]*\[\w+\]\) (>|==)|:changes == 0"
+    r"|(age|wait)_seconds > \d"
+)
+
+
+@pytest.mark.parametrize("rule", alerting_rules(), ids=lambda rule: rule.name)
+def test_a_rule_whose_expression_waits_says_how_far_it_looks_back(rule: AlertingRule) -> None:
+    if rule.name not in _LOOKS_BACK_BY_NO_FIXED_TIME and _WAITS.search(" ".join(str(rule.query.text).split())):
+        assert "looks_back" in {name for name, _ in rule.annotations}
 
 
 def test_every_alert_has_the_reason_for_its_threshold_above_it() -> None:
