@@ -47,6 +47,9 @@ It began {{ began_at | utc }}\
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}
+{% if impact.left is not none %}
+| left before the end of their answer | {{ impact.left }} |
+{% endif %}
 {% if impact.refused is not none %}
 | turned away before they began | {{ impact.refused }} |
 {% endif %}

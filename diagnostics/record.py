@@ -132,6 +132,9 @@ class Fate(_Record):
     count: int
 
 
+FEW_LEAVE = 0.05  # of all requests: readers close a page, and it is nobody's fault
+
+
 class Impact(_Record):
     """What the users of the fleet felt between begin and end. None: nobody measured it; it is not zero."""
 
@@ -139,6 +142,7 @@ class Impact(_Record):
     finished: int | None = None
     moved: int | None = None  # finished on another node than they began on
     lost: int | None = None  # ended with an error, or given up because nothing answered any more
+    left: int | None = None  # their clients hung up before the end of their answer: neither finished nor lost
     refused: int | None = None  # turned away before anything was begun: in no number above
     lost_by_reason: dict[str, int] = Field(default_factory=dict)  # in the gateway's words
     fates: list[Fate] = Field(default_factory=list)
@@ -155,6 +159,13 @@ class Impact(_Record):
     p99_at_gateway_worst_s: float | None = None  # with what waited there; of an incident of the whole fleet
     objective_ttft_s: float | None = None  # what the p99 is promised to stay under
     slo_minutes: float | None = None  # for how long a p99 in its place was above that
+
+    @property
+    def left_words(self) -> str:
+        """How many hung up before the end of their answer; "" where that were no more than a few, as always do."""
+        if not self.left or not self.requests or self.left < FEW_LEAVE * self.requests:
+            return ""
+        return f"{self.left} left before the end of their answer ({self.left / self.requests:.0%})"
 
     @property
     def refused_words(self) -> str:

@@ -78,9 +78,10 @@ class CoreFaults:
             self._clock.sleep(min(seconds - own, MAX_SLEEP_S))
 
     def _fail(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """Sequences that are new fail in this share, each by its id: the same one would fail again."""
+        """Sequences that are new fail in this share, each by its id: the same one would fail again. With an error, and
+        not with numbers that are none: those make a known prompt's answer wrong."""
         failing = {
-            new.seq_id: SequenceFailure(FailureKind.NON_FINITE_LOGITS, "a fault was set")
+            new.seq_id: SequenceFailure(FailureKind.STEP_FAILED, "a fault was set")
             for new in plan.new
             if zlib.crc32(new.seq_id.encode()) < self._now.failing_share * 2**32
         }

@@ -30,6 +30,7 @@ SERVED = "llm:served:rate"
 GATEWAY_TTFT = "gateway_ttft_seconds_bucket"
 ENDS = frozenset({DEATHS, "gateway_worker_deaths_total"})
 ACCEPTED = ("finished", "failed", "gave_up", "client_gone")  # the gateway's outcomes but `refused`, which never started
+LEFT = "client_gone"
 REFUSED = "refused"
 LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
 LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window, and the scrape that fills it, see why
@@ -186,6 +187,7 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         finished=_count(counted, ("finished",)),
         moved=None if why or tally.moved is None else round(tally.moved),
         lost=_count({**counted, **tally.lost}, LOST_OUTCOMES) if counted else None,
+        left=_count(counted, (LEFT,)),
         refused=_count(counted, (REFUSED,)),
         lost_by_reason={} if why else {name: round(count) for name, count in tally.reasons.items() if round(count)},
         fates=[

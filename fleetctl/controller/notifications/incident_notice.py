@@ -85,6 +85,8 @@ def impact_words(impact: Impact) -> str:
         words.append(f"{impact.lost}{of} requests lost")
     elif impact.why_not_counted:
         words.append(f"requests lost: not known ({impact.why_not_counted})")
+    if impact.left_words:
+        words.append(impact.left_words)
     if impact.refused_words:
         words.append(impact.refused_words)
     if impact.wrong_words:

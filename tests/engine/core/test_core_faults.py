@@ -8,6 +8,7 @@ from engine.core.fake_runner import FakeCost, FakeRunner
 from engine.core.faults import CoreFaults
 from engine.core.scheduler import Scheduler
 from engine.protocol.clock import ManualClock
+from engine.protocol.failure import FailureKind
 from engine.protocol.messages import SetFaults
 from engine.protocol.step import NewSequence, SamplingParams, Scheduled, StepPlan
 from tests.fixtures.core import make_config
@@ -52,3 +53,5 @@ def test_a_share_of_the_new_sequences_fails_and_has_no_token(share: float, faile
     core.set_faults(SetFaults(failing_share=share))
     result = core.run_step(PREFILL)
     assert (len(result.failed), len(result.token_ids)) == (failed, 2 - failed)
+    # An error says nothing of whether answers are right; numbers that are none would, of the known prompt too.
+    assert {one.kind for one in result.failed.values()} <= {FailureKind.STEP_FAILED}

@@ -64,6 +64,29 @@ def test_who_was_turned_away_is_impact_too_and_in_no_other_number() -> None:
     assert impact_of(INCIDENT, make_store(watched_before=False), 0, 2000).refused is None
 
 
+def test_who_hung_up_unanswered_is_impact_too_and_a_few_who_do_always_are_not() -> None:
+    """A queue of minutes: nobody is lost by the gateway's word, and four of five have left."""
+    store = make_store(watched_before=True)
+    for at in range(900, 1050, 5):
+        gone = 10.0 if at < 1000 else 10.0 + 20 * (at - 995) / 5
+        store.append({"__name__": "gateway_requests_total", "outcome": "client_gone", "node": "a"}, at, gone)
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.requests, impact.left) == (252, 200)
+    assert impact_words(impact).startswith("2 of 252 requests lost, 200 left before the end of their answer (79%), ")
+    assert "| left before the end of their answer | 200 |" in render(PostmortemInput(INCIDENT, 1100.0, impact))
+    assert "left" not in impact_words(impact.model_copy(update={"left": 3}))
+
+
+def test_the_minute_for_which_a_silent_node_was_only_looked_at_is_in_its_impact() -> None:
+    silent = INCIDENT.model_copy(update={"onset_at": OPENED - 60})
+    store = make_store(watched_before=True)
+    for at in range(900, 1050, 5):
+        lost = 4.0 if at > OPENED - 50 else 0.0
+        store.append({"__name__": "gateway_requests_total", "outcome": "gave_up", "node": "a"}, at, lost)
+    assert impact_of(silent, store, 0, 2000).lost == 4 + 2
+    assert "| first bad sample | incident opened | 60 s |" in render(PostmortemInput(silent, 1100.0))
+
+
 def test_streams_that_move_as_their_node_dies_count_though_the_first_bad_scrape_came_later() -> None:
     store = make_store(watched_before=True)
     for at, value in ((980.0, 0.0), (OPENED - 1.0, 2.0), (1020.0, 2.0)):
