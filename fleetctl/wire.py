@@ -6,6 +6,7 @@ looked up in one place, and its types are made of each other.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from enum import StrEnum
 from typing import Any, Literal
@@ -552,6 +553,20 @@ class Alert(Wire):
     source_url: str = ""  # where Alertmanager says more
     silenced: Literal["no", "yes", "unknown"] = "no"  # unknown: Alertmanager's silences could not be read
     silenced_by: list[str] = Field(default_factory=list)  # ids of silences
+
+    @property
+    def told_value(self) -> str:
+        """The number in its summary, with its unit: "501", "60.3ms", "38%". "" where it has none: what the expression
+        of a state gives (0, 1, -1) says nothing to a reader."""
+        names = sorted((value for value in self.labels.values() if value), key=len, reverse=True)
+        said = (
+            re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", self.summary) if names else self.summary
+        )
+        found = _NUMBER_TOLD.search(said)
+        return "" if found is None else found[0]
+
+
+_NUMBER_TOLD = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?[\w%×]*(?: \d+[smh]\b)*")
 
 
 class AlertPart(Wire):

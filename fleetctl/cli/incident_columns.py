@@ -74,7 +74,7 @@ ALERT_COLUMNS = [
     Column("state", lambda a: a.state.value),
     Column("silenced", lambda a: a.silenced),
     Column("severity", lambda a: a.severity),
-    Column("value", lambda a: number(a.value), right=True, sort_key=lambda a: a.value, is_volatile=True),
+    Column("value", lambda a: a.told_value or "-", right=True, sort_key=lambda a: a.value, is_volatile=True),
     since_column("for", lambda a: a.active_at),
     Column("source", lambda a: a.source, wide=True),
     Column("silences", lambda a: ",".join(a.silenced_by), wide=True),

@@ -34,7 +34,7 @@ def alert_place(alert: Alert) -> str:
 
 
 def _value(alert: Alert) -> Cell:
-    return Cell(UNKNOWN if alert.value is None else f"{alert.value:.4g}", right=True)
+    return Cell(alert.told_value or UNKNOWN, right=True)
 
 
 def _since(alert: Alert) -> Cell:

@@ -37,6 +37,7 @@ GIVEN_UP_S = 1800.0  # a run that takes longer is not measured: other things cha
 DRY_RUN_S = 600.0  # for so long the prediction of a dry run is one of the same run
 MAX_KEPT = 200
 PATIENCE_S = 15.0  # of who waits for a dry run
+ASKED_AGAIN_S = 15.0  # what could not be predicted of a run that waits may be known by now
 
 Runs = Callable[[Collection[str]], Awaitable[Sequence[Run]]]
 """Runs that wait or act, and those of these ids that have ended."""
@@ -149,7 +150,7 @@ class Forecasts:
         for run in await self._runs([run_id for run_id, one in self._forecasts.items() if not one.is_checked]):
             known = self._forecasts.get(run.id)
             if (
-                known is None
+                self._is_due(run, known, now)
                 and not run.dry_run
                 and run.status in (RunStatus.PROPOSED, RunStatus.APPROVED, RunStatus.RUNNING)
             ):
@@ -160,6 +161,16 @@ class Forecasts:
                 await self._follow_ended(run, known, now)
         while len(self._forecasts) > MAX_KEPT:
             del self._forecasts[next(iter(self._forecasts))]
+
+    def _is_due(self, run: Run, known: _Forecast | None, now: float) -> bool:
+        """Whether to predict: not before a new controller has looked at its nodes, as it knows none till then; once,
+        but for what was not known and waits still."""
+        if self._fleet.looked_at is None:
+            return False
+        if known is None:
+            return True
+        is_waiting = run.status is RunStatus.PROPOSED and isinstance(known.found, Unknown)
+        return is_waiting and not 0 <= now - known.at < ASKED_AGAIN_S
 
     async def _follow_ended(self, run: Run, known: _Forecast, now: float) -> None:
         if run.status is not RunStatus.SUCCEEDED or isinstance(known.found, Unknown) or now - known.at > GIVEN_UP_S:
@@ -191,6 +202,10 @@ class Forecasts:
         if outlook is None:
             return None
         now = self._clock.now()
+        if self._fleet.looked_at is None:
+            return _Forecast(
+                Unknown("the controller has just started, and has not looked at the nodes yet"), outlook.left, now
+            )
         seen = observe(self._store, outlook.meant, now, interval_s=self._interval_s)
         found = seen if isinstance(seen, Unknown) else await predict(self._simulator, seen, outlook.change)
         return _Forecast(found, outlook.left, now)

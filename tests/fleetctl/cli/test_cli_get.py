@@ -14,6 +14,7 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.cli.get import Changes, Listing
+from fleetctl.cli.incident_columns import ALERT_COLUMNS
 from fleetctl.cli.kinds import TOP_VIEWS, VIEWS, Kind
 from fleetctl.cli.output import ListOutput
 from fleetctl.cli.selector import parse_selector
@@ -457,6 +458,31 @@ def test_a_page_without_front_matter_is_all_body() -> None:
     assert RUNBOOK.body == "# Replace a node\n\nText.\n"
     for page in ("# A\n---\nb\n", "---\nopen", ""):
         assert RUNBOOK.model_copy(update={"page": page}).body == page
+
+
+@pytest.mark.parametrize(
+    ("summary", "value", "shown"),
+    [
+        ("node-2 is down: its process ended", -1.0, ""),
+        ("node-2 does not answer", 0.0, ""),
+        ("node-2: its engine core ended and was started again", 1.002, ""),
+        ("node-2: 501 requests wait", 501.0, "501"),
+        ("node-2: first token after 60.3ms", 0.0603, "60.3ms"),
+        ("node-2: 38.5% of requests fail", 0.385, "38.5%"),
+        ("node-2: the last scrape is 2m 5s old", 125.0, "2m 5s"),
+        ("node-2 is slow: 130ms a decode step", 0.13, "130ms"),
+    ],
+)
+def test_an_alerts_value_is_told_as_its_summary_has_it_and_a_state_has_none(
+    summary: str, value: float, shown: str
+) -> None:
+    labels = {"node": "node-2", "model": "m", "pool": "chat-7b"}
+    alert = Alert(
+        fingerprint="f", name="A", severity="page", state="firing", labels=labels, summary=summary, value=value
+    )
+    assert alert.told_value == shown
+    column = next(one for one in ALERT_COLUMNS if one.title == "value")
+    assert column.read(alert) == (shown or "-")
 
 
 def test_counts_and_versions_of_a_gateway_have_every_digit(fleetctl: Run) -> None:

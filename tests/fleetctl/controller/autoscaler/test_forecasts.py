@@ -125,7 +125,7 @@ async def test_a_run_is_followed_until_it_has_ended_and_was_looked_at_once() -> 
         asked.append(list(run_ids))
         return [run for run in runs if not run.status.is_terminal or run.id in run_ids]
 
-    fleet: Any = SimpleNamespace(nodes={})
+    fleet: Any = SimpleNamespace(nodes={}, looked_at=990.0)
     records: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1000.0))
     forecasts = Forecasts(records, fleet, SeriesStore(), Simulator(), runs_to_follow, [], interval_s=5.0)
     await forecasts.follow_runs()
@@ -135,6 +135,30 @@ async def test_a_run_is_followed_until_it_has_ended_and_was_looked_at_once() -> 
     await forecasts.follow_runs()
     await forecasts.follow_runs()
     assert asked == [[], [runs[0].id], [runs[0].id], []]
+
+
+@pytest.mark.anyio
+async def test_a_new_controller_predicts_nothing_of_nodes_that_it_has_not_looked_at_and_asks_again() -> None:
+    """It said "no node takes requests" of three that serve. What waits for an answer is predicted once it can be."""
+    run, now = make_run(RunStatus.PROPOSED), 1000.0
+
+    async def runs_to_follow(_: Collection[str]) -> list[Run]:
+        return [run]
+
+    fleet: Any = SimpleNamespace(nodes={}, looked_at=None)
+    records: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: now))
+    forecasts = Forecasts(records, fleet, SeriesStore(), Simulator(), runs_to_follow, [], interval_s=5.0)
+    await forecasts.follow_runs()
+    assert forecasts.known_words(run.id) == ""
+    assert "has not looked at the nodes yet" in await forecasts.words_of(run)
+    fleet.looked_at = 1001.0
+    await forecasts.follow_runs()
+    assert forecasts.known_words(run.id) == "not predicted: no node takes requests"
+    spec = SimpleNamespace(pool="default", model="demo")
+    fleet.nodes = dict.fromkeys(("node-1", "node-2"), SimpleNamespace(is_serving=True, row=SimpleNamespace(spec=spec)))
+    now += 20
+    await forecasts.follow_runs()
+    assert "node-1 does not tell" in forecasts.known_words(run.id)
 
 
 @pytest.mark.anyio
@@ -153,7 +177,7 @@ async def test_prediction_of_a_dry_run_is_held_against_the_run_that_follows_it(
 
     spec = SimpleNamespace(pool="default", model="demo")
     serving = SimpleNamespace(is_serving=True, row=SimpleNamespace(spec=spec))
-    fleet: Any = SimpleNamespace(nodes=dict.fromkeys((node, "node-2"), serving))
+    fleet: Any = SimpleNamespace(nodes=dict.fromkeys((node, "node-2"), serving), looked_at=990.0)
     clock = SimpleNamespace(now=lambda: now)
     records: Any = SimpleNamespace(clock=clock, timeline=SimpleNamespace(append=append))
     forecasts = Forecasts(records, fleet, store, Simulator(), runs_to_follow, [], interval_s=5.0)
