@@ -482,6 +482,10 @@ class GatewayPhase(StrEnum):
     DOWN = "down"  # its process ended
 
 
+SUPERVISOR_SILENT_S = 30.0
+"""For so long a gateway's own process gives no sign, and is told; six of its signs are missing then."""
+
+
 class GatewayWorkers(Wire):
     """The worker processes of one gateway, as its supervisor counts them."""
 
@@ -494,13 +498,20 @@ class GatewayWorkers(Wire):
     deaths: int = 0  # ends that nobody asked for, since the gateway's start
     reloads: int = 0  # since the gateway's start
     reload_error: str | None = None  # why the last reload changed nothing
+    supervisor_silent_s: float | None = None  # since the gateway's own process gave a sign of life; None: it gives none
 
     @property
     def problem(self) -> str:
         """What is not as it should be, though the gateway serves; empty: nothing."""
+        silent_s = self.supervisor_silent_s or 0.0
+        still = (
+            f"its own process has given no sign for {silent_s:.0f} s: workers that end are not started again"
+            if silent_s > SUPERVISOR_SILENT_S
+            else ""
+        )
         few = f"{self.serving} of {self.wanted} workers serve" if self.serving < self.wanted else ""
         failed = f"the last reload changed nothing: {self.reload_error}" if self.reload_error is not None else ""
-        return "; ".join(filter(None, (few, failed)))
+        return "; ".join(filter(None, (still, few, failed)))
 
 
 class Gateway(Wire):

@@ -10,7 +10,8 @@ Json = dict[str, Any]
 
 
 class WorkersNow(NamedTuple):
-    """What a supervisor says of its workers. `deaths`: ends that nobody asked for; `reload_error`: of the last one."""
+    """What a supervisor says of its workers. `deaths`: ends that nobody asked for; `reload_error`: of the last one;
+    `supervisor_silent_s`: since it gave a sign of life, None where it gives none."""
 
     generation: int
     wanted: int
@@ -19,6 +20,7 @@ class WorkersNow(NamedTuple):
     deaths: int
     reloads: int
     reload_error: str | None
+    supervisor_silent_s: float | None = None
 
 
 def joined_status(parts: Sequence[Json]) -> Json:

@@ -187,11 +187,15 @@ def worker_families(workers: WorkersNow) -> list[Metric]:
     phases.add_metric(["missing"], max(0, workers.wanted - workers.serving))
     told = "Ends of workers that nobody asked for, since the gateway's start."
     failed = "1 while the last reload changed nothing because the new workers did not come to serve."
-    return [
+    families = [
         phases,
         CounterMetricFamily("gateway_worker_deaths", told, workers.deaths),
         GaugeMetricFamily("gateway_reload_failed", failed, workers.reload_error is not None),
     ]
+    if workers.supervisor_silent_s is not None:
+        silent = "Since the gateway's own process, which starts its workers, gave a sign of life."
+        families.append(GaugeMetricFamily("gateway_supervisor_silent_seconds", silent, workers.supervisor_silent_s))
+    return families
 
 
 class _Told(CollectorRegistry):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ RETIRE, DRAIN, ABORT = b"retire\n", b"drain\n", b"abort\n"
 """Orders: take no more connections and end with the last one; end as by SIGTERM; end at once."""
 
 STATE_FILE = "state.json"
+SIGN_OF_LIFE_S = 5.0
+"""How often a supervisor touches its state: it answers nobody, and one that stands still would be missed by no one."""
 WORKER_MODULE = "fleetctl.gateway.workers.worker"
 _LENGTH_BYTES = 4
 
@@ -83,6 +86,7 @@ class SupervisorState(BaseModel):
     deaths: int = 0  # ends of workers that nobody asked for
     reloads: int = 0  # that came to an end, well or not
     reload_error: str | None = None  # why the last one changed nothing
+    shows_life: bool = False  # it touches this file every `SIGN_OF_LIFE_S`; one of older code does not
     workers: tuple[WorkerState, ...] = ()
 
     def write(self, folder: Path) -> None:
@@ -97,6 +101,15 @@ class SupervisorState(BaseModel):
         except (OSError, ValidationError):
             return None
 
+    def silent_s(self, folder: Path) -> float | None:
+        """Seconds since its last sign of life; None where it gives none, or nobody can tell."""
+        if not self.shows_life:
+            return None
+        try:
+            return max(0.0, time.time() - (folder / STATE_FILE).stat().st_mtime)
+        except OSError:
+            return None
+
     @property
     def is_alive(self) -> bool:
         """Whether the supervisor runs: a pid alone might be another program's by now."""
@@ -106,8 +119,8 @@ class SupervisorState(BaseModel):
         """Workers that run still."""
         return [one for one in self.workers if is_worker(one.pid, folder)]
 
-    def workers_now(self) -> WorkersNow:
-        """The counts that the gateway tells."""
+    def workers_now(self, folder: Path) -> WorkersNow:
+        """What the gateway tells: its counts, and since when it is silent."""
         phases = Counter(one.phase for one in self.workers)
         return WorkersNow(
             generation=self.generation,
@@ -117,6 +130,7 @@ class SupervisorState(BaseModel):
             deaths=self.deaths,
             reloads=self.reloads,
             reload_error=self.reload_error,
+            supervisor_silent_s=self.silent_s(folder),
         )
 
 

@@ -31,6 +31,7 @@ from fleetctl.gateway.workers.launch import (
     FAILED,
     RETIRE,
     SERVING,
+    SIGN_OF_LIFE_S,
     STATE_FILE,
     WORKER_MODULE,
     Launch,
@@ -127,6 +128,7 @@ class Supervisor:
         await self._fold_leftovers()
         folding = asyncio.create_task(self._fold_leftovers_forever(), name="gateway.leftovers")
         reloading = asyncio.create_task(self._reload_forever(), name="gateway.reload")
+        living = asyncio.create_task(self._show_life_forever(), name="gateway.life")
         try:
             starting = asyncio.create_task(self._start(self._current))
             stopping = asyncio.create_task(self._stopping.wait())
@@ -143,6 +145,7 @@ class Supervisor:
         finally:
             reloading.cancel()
             folding.cancel()
+            living.cancel()
             for keeper in self._current.keepers:
                 keeper.cancel()
             await self._end_all()
@@ -351,6 +354,12 @@ class Supervisor:
             worker.order(RETIRE)
         log.info("gateway.reloaded", generation=generation.number, workers=len(generation.workers))
 
+    async def _show_life_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            with suppress(OSError):
+                os.utime(self._folder / STATE_FILE)
+
     async def _read_launch(self) -> Launch:
         """By the code of now, in a process of its own. Raises BadInputError."""
         pipe = asyncio.subprocess.PIPE
@@ -374,6 +383,7 @@ class Supervisor:
             deaths=self._deaths,
             reloads=self._reloads,
             reload_error=self._reload_error,
+            shows_life=True,
             workers=(
                 *(
                     WorkerState(

@@ -82,7 +82,7 @@ def _shared_counters(words: Sequence[str]) -> SharedCounters | None:
 
 def _workers_now(folder: Path) -> WorkersNow | None:
     state = SupervisorState.read(folder)
-    return state.workers_now() if state is not None else None
+    return state.workers_now(folder) if state is not None else None
 
 
 async def _serve(gateway: Gateway, listener: socket.socket, channel: socket.socket, folder: Path, number: int) -> None:

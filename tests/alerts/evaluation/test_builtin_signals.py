@@ -113,6 +113,7 @@ def test_every_metric_that_a_signal_reads_is_emitted(engine: str, tmp_path: Path
         "gateway_requests_total",
         "gateway_retry_budget_exhausted_total",
         "gateway_store_failures_total",
+        "gateway_supervisor_silent_seconds",
         "gateway_table_age_seconds",
         "gateway_tenant_requests_total",
         "gateway_tenants_reload_failed",
@@ -187,7 +188,9 @@ def test_catalog_names_what_our_node_and_gateway_emit(tmp_path: Path) -> None:
 def gateway_families(run_dir: Path) -> set[str]:
     """Names of what a gateway with its default settings emits."""
     gateway = Gateway(controller_url="http://127.0.0.1:1", controller_token=None, node_token="t", run_dir=run_dir)
-    now = WorkersNow(1, wanted=1, serving=1, retiring=0, deaths=0, reloads=0, reload_error=None)
+    now = WorkersNow(
+        1, wanted=1, serving=1, retiring=0, deaths=0, reloads=0, reload_error=None, supervisor_silent_s=1.0
+    )
     families = [*gateway.metrics.registry.collect(), *worker_families(now)]
     endings = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
     return {f"{one.name}{ending}" for one in families for ending in endings.get(one.type, ("",))}

@@ -55,6 +55,9 @@ def test_counts_are_added_and_of_other_gauges_the_worst_is_told(tmp_path: Path) 
     assert (got["gateway_requests_total"], got["gateway_ttft_seconds_count"]) == (7, 2)
     assert (got["gateway_inflight_requests"], got["gateway_node_silent"], got["gateway_table_version"]) == (7, 1, 6)
     assert (got["gateway_worker_deaths_total"], got["gateway_reload_failed"]) == (4, 0)
+    assert "gateway_supervisor_silent_seconds" not in got, "one of older code gives no sign, and is not silent for that"
+    told = values(joined_exposition(tmp_path, live, worker_families(now._replace(supervisor_silent_s=90.0))))
+    assert told["gateway_supervisor_silent_seconds"] == 90
 
 
 def test_what_one_worker_does_not_know_all_do_not_know(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,10 +19,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetctl.gateway.workers.launch import SupervisorState, workers_folder
+from fleetctl.gateway.workers.launch import STATE_FILE, SupervisorState, workers_folder
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.providers.process import environment_without_settings
+from fleetctl.wire import GatewayWorkers
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     DEADLINE_S,
@@ -300,3 +302,23 @@ async def test_counts_and_fates_go_on_over_the_death_of_a_supervisor_and_what_a_
         assert await site.counts() == {"finished": 2, "failed": 1}
         assert (await site.get("/gateway/status"))["outcomes"] == {"finished": 2, "failed": 1}, "the same everywhere"
         assert "carried" in (tmp_path / "log").read_text(), "its log names what was lost"
+
+
+async def test_a_supervisor_that_stands_still_is_told_by_the_workers_that_serve_on(tmp_path: Path) -> None:
+    """Nobody asks it anything, so nobody missed it, until the next worker ended and was not started again."""
+    async with running(tmp_path) as site:
+
+        async def workers() -> GatewayWorkers:
+            return GatewayWorkers.model_validate((await site.get("/gateway/status"))["workers"])
+
+        assert (await workers()).problem == ""
+        site.process.send_signal(signal.SIGSTOP)
+        # It writes nothing any more once it is stopped.
+        await asyncio.to_thread(os.waitid, os.P_PID, site.process.pid, os.WSTOPPED | os.WNOWAIT)
+        os.utime(site.folder / STATE_FILE, (time.time() - 100, time.time() - 100))
+        assert "its own process has given no sign for 10" in (await workers()).problem
+        assert await site.is_up(), "and they serve"
+        site.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(START_S):
+            while (await workers()).problem:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
