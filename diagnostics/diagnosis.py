@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 AnswerWord = Literal["yes", "no", "unknown"]
 Confidence = Literal["confirmed", "likely", "unknown"]
 Speaks = Literal["", "for", "against"]
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,20 @@ def in_brief(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.cause} ({diagnosis.confidence})" if diagnosis.cause else diagnosis.title
 
 
-def undiagnosed(alert: str, what_to_do: str | None) -> Diagnosis:
-    """What stands in the place of a diagnosis when no tree explains `alert`. It names no cause."""
-    return Diagnosis(tree="", cause=None, title=f"No tree explains {alert}: {what_to_do or 'see its own description'}")
+ITSELF = "the alert is the cause; "
+"""How a reason begins where there is nothing behind an alert that could be found."""
+SAYS_ITSELF = "says itself what is wrong"
+
+
+def what_to_do(reason: str, labels: Mapping[str, str]) -> str:
+    """What a person does, of a reason why no tree explains an alert: its labels in their places, `{{receiver}}`."""
+    told = re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1]) or found[1].upper(), reason)
+    return told.removeprefix(ITSELF)
+
+
+def undiagnosed(alert: str, reason: str | None, labels: Mapping[str, str] = NO_LABELS) -> Diagnosis:
+    """What stands in the place of a diagnosis when no tree explains `alert`, for this reason. It names no cause."""
+    if reason is None:
+        return Diagnosis(tree="", cause=None, title=f"No tree explains {alert}: see its own description")
+    said = f"{alert} {SAYS_ITSELF}" if reason.startswith(ITSELF) else f"No tree explains {alert}"
+    return Diagnosis(tree="", cause=None, title=f"{said}: {what_to_do(reason, labels)}")

@@ -58,8 +58,8 @@ def _without_tree(
     """An alert that says nothing of what is wrong does not hide it: the cause of the symptoms there, unless another
     incident was given it. Of the fleet as a whole nobody looks around for it: such alerts are of what watches.
     """
-    name = by_gravity(alerts)[0].name
-    word = replace(undiagnosed(name, no_tree.get(name)), at=now)
+    first = by_gravity(alerts)[0]
+    word = replace(undiagnosed(first.name, no_tree.get(first.name), first.labels), at=now)
     seen = look_around(knowledge, trees, scope, store, now) if scope else word
     if seen.cause is None or seen.cause in told:
         return word

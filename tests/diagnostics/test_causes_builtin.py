@@ -426,6 +426,8 @@ def test_an_incident_without_a_tree_says_what_to_do_instead() -> None:
     assert (known.tree, known.cause, known.confidence) == ("", None, "unknown")
     assert known.title.startswith("No tree explains LLMAutomationRests: its last runs tell what did not help")
     assert undiagnosed("HostOOM", no_tree.get("HostOOM")).title == "No tree explains HostOOM: see its own description"
+    itself = undiagnosed("LLMReceiverFailing", no_tree["LLMReceiverFailing"], {"receiver": "night"}).title
+    assert itself.startswith("LLMReceiverFailing says itself what is wrong: `fleetctl notify show night` says what")
 
 
 def test_an_unknown_alert_has_no_tree() -> None:

@@ -91,7 +91,8 @@ class Inquiry:
         return by_cause[0] if by_cause else self._untold(pending[0], now)
 
     def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:
-        return replace(undiagnosed(alert.name, self._content.current.no_tree.get(alert.name)), at=now)
+        reason = self._content.current.no_tree.get(alert.name)
+        return replace(undiagnosed(alert.name, reason, alert.labels), at=now)
 
     def _place_of(
         self, alert: FiredAlert, standing: Sequence[FiredAlert], where: Mapping[str, str], now: float

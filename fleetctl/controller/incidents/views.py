@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from alerts.evaluation.alert import ActiveAlert
-from diagnostics.diagnosis import Diagnosis
+from diagnostics.diagnosis import ITSELF, SAYS_ITSELF, Diagnosis, what_to_do
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, fired_alert
 from diagnostics.record import IncidentRecord
 from diagnostics.severity import sev_level
@@ -195,8 +195,10 @@ def no_remedy(
         return ""
     if diagnosis.cause is None:
         alert = by_gravity(incident.alerts)[0]
-        by_hand = content.no_tree.get(alert.name)
-        return f"no cause is named. By hand: {by_hand}" if by_hand else f"no cause is named: {diagnosis.title}"
+        if (reason := content.no_tree.get(alert.name)) is None:
+            return f"no cause is named: {diagnosis.title}"
+        said = f"{alert.name} {SAYS_ITSELF}" if reason.startswith(ITSELF) else "no cause is named"
+        return f"{said}. By hand: {what_to_do(reason, alert.labels)}"
     if diagnosis.awaits:
         return f"nothing is proposed yet: {diagnosis.awaits}"
     page = content.page_for_cause(diagnosis.cause)

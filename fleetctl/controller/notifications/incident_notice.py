@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diagnostics.diagnosis import in_brief
+from diagnostics.diagnosis import SAYS_ITSELF, in_brief
 from diagnostics.incident import Incident
 from diagnostics.record import Impact
 from diagnostics.severity import sev_level
@@ -55,6 +55,8 @@ def cause_words(incident: Incident) -> str:
     if diagnosis is None:
         return "not known yet"
     if diagnosis.cause is None:
+        if SAYS_ITSELF in diagnosis.title:
+            return diagnosis.title
         return f"not known: {diagnosis.title}" if diagnosis.title else "not known"
     return f"{in_brief(diagnosis)}: {diagnosis.title}" if diagnosis.title else in_brief(diagnosis)
 

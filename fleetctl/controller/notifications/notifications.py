@@ -501,7 +501,8 @@ class Notifications:
         if receiver not in self._failing:
             log.error("receiver.failing", receiver=receiver, why=why, remedy=f"fleetctl notify test {receiver}")
         self._failing[receiver] = why
-        self._metrics.receiver_failing.labels(receiver=receiver).set(1)
+        if self._routes_to(receiver):  # who is told of nothing but tests is missed by nobody: no page for that
+            self._metrics.receiver_failing.labels(receiver=receiver).set(1)
 
     def _forget(self, subject_ids: set[str], now: float) -> None:
         """Let go of what no judgement needs any more; it stays in the database."""

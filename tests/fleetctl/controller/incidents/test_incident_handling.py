@@ -20,6 +20,7 @@ from fleetctl.controller.incidents.incident_handling import silence_matchers
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
 from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
 from fleetctl.controller.incidents.views import incident_summary, no_remedy
+from fleetctl.controller.notifications.incident_notice import cause_words
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, TimelineEntry, VerdictRequest
 from tests.fixtures.controller import make_config, make_provider, stop_all
@@ -200,6 +201,12 @@ async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: 
     alert = next(iter(content.no_tree))
     unnamed = replace(incident(100.0, fired(alert)), diagnosis=Diagnosis("", None, "No tree explains it"))
     assert content.no_tree[alert] in no_remedy(unnamed, content, ())
+    failing = replace(fired("LLMReceiverFailing"), labels={"receiver": "night"})
+    itself = replace(incident(100.0, failing), diagnosis=Diagnosis("", None, "it says itself what is wrong"))
+    said = no_remedy(itself, content, ())
+    assert said.startswith("LLMReceiverFailing says itself what is wrong. By hand: `fleetctl notify show night` says")
+    assert "no cause" not in said
+    assert cause_words(itself) == "it says itself what is wrong", "and not that it is not known"
     treated = replace(incident(), diagnosis=Diagnosis("latency", "slow_node", "t", "confirmed"))
     assert no_remedy(treated, content, ()) == ""
     awaits = "only its scrapes fail"

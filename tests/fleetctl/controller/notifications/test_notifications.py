@@ -327,6 +327,10 @@ async def test_a_test_is_marked_sent_once_and_has_its_end(tmp_path: Path, http: 
         missing = await controller.notifications.test("gone", "ann")
         assert (missing.state.value, missing.attempts) == ("failed", 1)
         assert "FLEETCTL_NO_SUCH_URL is not set" in missing.why
+        # No route leads to it, so nobody misses a word: LLMReceiverFailing would page for what somebody just tries.
+        failing = controller.metrics.registry.get_sample_value("fleetctl_receiver_failing", {"receiver": "gone"})
+        assert not failing
+        assert "FLEETCTL_NO_SUCH_URL" in controller.notifications.receivers()[1].last_error
         await turn(controller)
         assert await states(controller) == ["delivered", "failed", "failed"]
 
