@@ -172,10 +172,10 @@ class Impact(_Record):
         """How many were turned away, and how large a part that is of all who came; "" where nobody was."""
         if not self.refused:
             return ""
-        share = (
-            "" if self.requests is None else f", {self.refused / (self.refused + self.requests):.0%} of all who came"
-        )
-        return f"{self.refused} turned away{share}"
+        if self.requests is None:
+            return f"{self.refused} turned away"
+        share = self.refused / (self.refused + self.requests)
+        return f"{self.refused} turned away, {f'{share:.0%}' if share >= 0.01 else 'less than 1%'} of all who came"
 
     @property
     def wrong_words(self) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what guards say; change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+AsksNothing = Annotated[bool, typer.Option("--yes", "-y", help="It asks nothing: taken as where others ask.")]
+"""Of a command that is an answer itself, or mends: at 03:00 nobody remembers which of them ask."""
 Deadline = Annotated[str, typer.Option("--deadline", help="Let requests finish this long, then move the rest.")]
 
 Reason = Annotated[str, typer.Option("--reason", help="Why; others will read it.")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetctl.cli.act import Yes, confirm
+from fleetctl.cli.act import AsksNothing, Yes, confirm
 from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call, current
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_table, stdout
@@ -108,6 +108,7 @@ def register(app: typer.Typer) -> None:
     def clear(
         fault: Annotated[str, typer.Argument(metavar="FAULT", help="Which; all: every one.")],
         node: NodeName,
+        yes: AsksNothing = False,
         output: OutputOption = Output.table,
     ) -> None:
         """Mend a node that was broken on purpose."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fleetctl.cli.act import DryRun, Override, Yes, confirm, follow, show_run, start_and_follow
+from fleetctl.cli.act import AsksNothing, DryRun, Override, Yes, confirm, follow, show_run, start_and_follow
 from fleetctl.cli.completion import complete_run, complete_runbook
 from fleetctl.cli.context import call, current, whoami
 from fleetctl.cli.describe import print_page
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
         run_id: RunId,
         comment: Comment = "",
         override: Override = "",
-        yes: Annotated[bool, typer.Option("--yes", help="It asks nothing: taken as where others ask.")] = False,
+        yes: AsksNothing = False,
         output: OutputOption = Output.table,
     ) -> None:
         """Approve a proposed run, or answer yes to its question, and watch it to its end."""
@@ -99,13 +99,15 @@ def register(app: typer.Typer) -> None:
         show_run(call(lambda c: _decide(c, run_id, answer, output)), output)
 
     @group.command("deny")
-    def deny(run_id: RunId, comment: Comment = "", output: OutputOption = Output.table) -> None:
+    def deny(
+        run_id: RunId, comment: Comment = "", yes: AsksNothing = False, output: OutputOption = Output.table
+    ) -> None:
         """Deny a proposed run, or answer no to its question: what it did is undone. It ends there."""
         answer = ApprovalRequest(decision="deny", by=whoami(), comment=comment)
         _print_ended(call(lambda c: c.decide(run_id, answer)), output)
 
     @group.command("cancel")
-    def cancel(run_id: RunId, output: OutputOption = Output.table) -> None:
+    def cancel(run_id: RunId, yes: AsksNothing = False, output: OutputOption = Output.table) -> None:
         """Stop a run before its next step. The step in progress is finished first."""
         _print_ended(call(lambda c: c.cancel(run_id, whoami())), output)
 

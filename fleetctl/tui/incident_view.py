@@ -156,8 +156,7 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
     rows.append((Cell("where", Tone.DIM), Cell(f"{where}{widened}")))
     if incident.part_of is not None:
         rows.append((Cell("part of", Tone.DIM), Cell(f"{incident.part_of}, which explains it", Tone.WARN)))
-    said = dict.fromkeys(alert.summary for alert in incident.alerts if alert.summary not in ("", incident.title))
-    rows += [(Cell("says", Tone.DIM), Cell(text)) for text in list(said)[:MAX_SAID]]
+    rows += [(Cell("says", Tone.DIM), Cell(text)) for text in _said(incident)[:MAX_SAID]]
     if incident.offence:
         rows.append((Cell("often", Tone.DIM), Cell(incident.offence, Tone.WARN)))
     if incident.handling.words:
@@ -177,6 +176,16 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
     if incident.postmortem:
         rows.append((Cell("written", Tone.DIM), Cell(incident.postmortem)))
     return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))
+
+
+def _said(incident: Incident) -> list[str]:
+    """What its alerts said, each with when: a number in it is of that moment. The title again only where it has one."""
+    found: dict[str, str] = {}
+    for alert in incident.alerts:
+        if alert.summary and (alert.summary != incident.title or alert.told_value):
+            at = alert.fired_at or alert.active_at
+            found.setdefault(alert.summary, f"{clock_time(at)} {alert.summary}" if at is not None else alert.summary)
+    return list(found.values())
 
 
 def _told(incident: Incident) -> list[tuple[Cell, Cell]]:

@@ -183,6 +183,13 @@ def test_exit_codes_are_those_of_the_contract(fleetctl: Run, words: tuple[str, .
     assert fleetctl(*words)[0] == code
 
 
+@pytest.mark.parametrize("words", [("runbook", word, "run-9") for word in ("approve", "deny", "cancel")], ids=str)
+def test_what_answers_takes_yes_as_what_asks_does(fleetctl: Run, words: tuple[str, ...]) -> None:
+    code, _, err = fleetctl(*words, "-y")
+    assert "option" not in err.lower()
+    assert code == fleetctl(*words)[0]
+
+
 def test_no_answer_is_exit_code_four(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--controller", "http://127.0.0.1:9", "get", "nodes", "-o", "json"]) == 4
     assert json.loads(capsys.readouterr().out)["exit_code"] == 4

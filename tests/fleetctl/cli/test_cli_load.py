@@ -77,7 +77,7 @@ def test_a_drill_asks_the_node_and_says_how_to_mend_it(tmp_path: Path, capsys: p
             given = ["--state-dir", str(tmp_path), "--controller", controller.url, "drill"]
             assert run([*given, "inject", "slow-steps", "node-1", "--yes"]) == 0
             assert "fleetctl drill clear all node-1" in capsys.readouterr().out
-            assert run([*given, "clear", "all", "node-1"]) == 0
+            assert run([*given, "clear", "all", "node-1", "-y"]) == 0
             assert node.asked == ["POST /admin/faults"] * 2
             assert run([*given, "inject", "slow-stepz", "node-1", "--yes"]) == 2
             del node.answers["/admin/faults"]

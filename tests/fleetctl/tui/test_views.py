@@ -20,6 +20,7 @@ from fleetctl.tui.pane import section_text
 from fleetctl.tui.runbook_view import run_section
 from fleetctl.tui.snapshot import Part, Snapshot, Tail, asking, current_run, proposal
 from fleetctl.wire import (
+    Alert,
     AlertExplanation,
     AlertPart,
     AlertState,
@@ -449,6 +450,21 @@ def test_questions_that_brought_nothing_are_counted_by_why_and_not_listed() -> N
 
     assert len(section.rows) == 2
     assert section.notes[0].text == "Not known: 21 questions: no series has data"
+
+
+def test_what_alerts_said_has_its_time_as_its_numbers_are_of_then() -> None:
+    title = "default: 178 requests wait, and most nodes are full"
+    labels = {"pool": "default"}
+    said = [(title, NOW - 40), ("node-3: 501 requests wait", NOW - 20), ("default: clients hang up", NOW - 10)]
+    alerts = [
+        Alert(fingerprint=text, name="A", severity="page", state="firing", labels=labels, summary=text, fired_at=at)
+        for text, at in said
+    ]
+    rows = incident_view(make_incident(title=title, alerts=alerts), NOW).head.rows
+    told = [row[1].text for row in rows if row[0].text == "says"]
+    assert told == [f"{clock_time(at)} {text}" for text, at in said]
+    calm = make_incident(title="default: clients hang up", alerts=alerts[2:])
+    assert "says" not in [row[0].text for row in incident_view(calm, NOW).head.rows], "the headline says it"
 
 
 def test_the_headline_is_said_once_and_what_a_sign_beside_a_question_means_is_told() -> None:

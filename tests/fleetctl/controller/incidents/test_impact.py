@@ -62,6 +62,8 @@ def test_who_was_turned_away_is_impact_too_and_in_no_other_number() -> None:
     assert impact_words(impact).startswith("2 of 52 requests lost, 30 turned away, 37% of all who came, ")
     assert "| turned away before they began | 30 |" in render(PostmortemInput(INCIDENT, 1100.0, impact))
     assert impact_of(INCIDENT, make_store(watched_before=False), 0, 2000).refused is None
+    few = impact.model_copy(update={"requests": 4882, "refused": 2})
+    assert few.refused_words == "2 turned away, less than 1% of all who came"
 
 
 def test_who_hung_up_unanswered_is_impact_too_and_a_few_who_do_always_are_not() -> None:
