@@ -24,6 +24,11 @@ SLOW_SHARE = 0.1  # of the stable revision's requests that are slow by definitio
 USUAL_OVER = "10m"  # before a step: what says what is usual
 TTFT, TPOT = "vllm:time_to_first_token_seconds", "vllm:request_time_per_output_token_seconds"
 AGREEMENT = "agreement"
+INVALID = (
+    'engine_requests_total{pool="POOL",state="invalid"}'
+    ' or http_requests_total{pool="POOL",engine="vllm",handler=~"/v1/.*",status="4xx"}'
+)
+"""Refused as too long or malformed: a revision that has no room for any prompt refuses all, and fails none."""
 
 Counters = list[float]
 """A node's raw counters of one signal."""
@@ -72,9 +77,9 @@ SIGNALS = (
     Signal(
         "errors",
         (
-            'sum by (node) (vllm:request_success_total{pool="POOL",finished_reason="error"})'
+            f'sum by (node) (vllm:request_success_total{{pool="POOL",finished_reason="error"}} or {INVALID})'
             ' or 0 * sum by (node) (vllm:request_success_total{pool="POOL"})',
-            'sum by (node) (vllm:request_success_total{pool="POOL",finished_reason!="abort"})',
+            f'sum by (node) (vllm:request_success_total{{pool="POOL",finished_reason!="abort"}} or {INVALID})',
         ),
         _failed,
     ),
@@ -172,7 +177,9 @@ class EvidenceReader:
             signal.name, settings.slow_margin_ratio
         )
         if not signal.histogram:
-            what = "failed" if signal.name == "errors" else "of the prompts not in the prefix cache"
+            what = (
+                "failed or refused as invalid" if signal.name == "errors" else "of the prompts not in the prefix cache"
+            )
             return SignalLimits(signal.name, what, margin), Tally()
         if signal.name not in limits_of and (usual := self._usual(signal.histogram, rollout, now)) is not None:
             limits_of[signal.name] = usual

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from fleetctl.controller import tables
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.nodes.pool_row import list_pools
+from fleetctl.controller.rollouts.deploy_before import deploy_before
 from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 from fleetctl.controller.rollouts.rollout_row import earlier_revision, get_under_way, list_rollouts, put_rollout
 
@@ -50,6 +51,15 @@ def test_rollout_is_read_as_it_was_stored_and_has_one_row(tmp_path: Path) -> Non
         put_rollout(connection, DONE)
         assert list_rollouts(connection, "chat") == [DONE]
         assert get_under_way(connection, "chat") is None
+
+
+def test_what_began_before_a_rollout_did_not_begin_with_it() -> None:
+    """A queue that grew since 28 s was said to have "begun with" a rollout, and its rollback was proposed."""
+    rollout = replace(BEGUN, history=tuple(replace(one, at=1000.0) for one in BEGUN.history))
+    assert deploy_before([rollout], "chat", 972.0) is None
+    assert deploy_before([rollout], "chat", 995.0) is rollout, "by as much as a scrape is apart"
+    assert deploy_before([rollout], "chat", 1300.0) is rollout
+    assert deploy_before([rollout], "chat", 1000.0 + 3600) is None
 
 
 def test_rollback_goes_to_where_the_last_rollout_came_from_and_not_to_what_was_left(tmp_path: Path) -> None:
