@@ -140,8 +140,10 @@ def answers_of_a_silent_node(*told: tuple[dict[str, str], float]) -> dict[str, s
 
 def test_what_others_know_of_a_silent_node_is_evidence() -> None:
     missing = ({"__name__": "llm:gpu_cards_missing"}, 1.0)
+    why = ({"__name__": "llm:gpu_critical_xids"}, 1.0)
     starts = ({"__name__": "fleet_node_phase", "phase": "starting"}, 1.0)
-    assert answers_of_a_silent_node(missing, starts) == {"gpu_gone": "yes", "loading": "yes", "queue_waits": "unknown"}
+    answers = answers_of_a_silent_node(missing, why, starts)
+    assert answers == {"gpu_gone": "yes", "loading": "yes", "queue_waits": "unknown"}
 
 
 def test_the_last_numbers_of_a_silent_node_are_none_and_nobody_says_no_in_its_place() -> None:
