@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from alerts.errors import BadExpressionError, QueryError
 from alerts.promql import evaluate, evaluate_series
+from alerts.sample import Sample
 from alerts.series.store import SeriesStore
 from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Confidence, Diagnosis, Evidence, Speaks
@@ -241,7 +242,14 @@ def _changes(scope: Mapping[str, str], store: SeriesStore, now: float, onset: On
     told = evaluate(CHANGES_QUERY, store, now)
     seen = seen_untold(seen_changes(scope, store, now, onset), told)
     parts_of = [*told, *(one for one in seen if one.labels["kind"] in ("revision", "scale"))]
-    return recent_changes([*told, *seen, *starts_untold(evaluate(STARTS_QUERY, store, now), parts_of)], scope, onset)
+    return recent_changes([*told, *seen, *starts_untold(_starts(store, now, onset), parts_of)], scope, onset)
+
+
+def _starts(store: SeriesStore, now: float, onset: Onset) -> list[Sample]:
+    """When each process started, as it says now; of a node that says nothing any more, as it said before it began."""
+    found = evaluate(STARTS_QUERY, store, now)
+    known = {one.labels.get("node") for one in found}
+    return found + [one for one in evaluate(STARTS_QUERY, store, onset.early) if one.labels.get("node") not in known]
 
 
 def kind_of(scope: Mapping[str, str]) -> Place:
