@@ -62,6 +62,10 @@ class _Writer:
             Level(name, "counter", rate, (*self.labels, *labels.items()), is_exact=is_exact, start=100.0)
         )
 
+    def ended(self, name: str, rate: Floats, amount: Floats) -> None:
+        """A counter that gets the amount of an event when it is over."""
+        self.levels.append(Level(name, "counter", rate, self.labels, amount=amount, start=100.0))
+
     def histogram(
         self,
         name: str,
@@ -260,12 +264,13 @@ def _llamacpp(model: str, q: _Quantities) -> list[Level]:
     out = _Writer(())
     out.gauge("llamacpp:requests_processing", np.round(q["running"]))
     out.gauge("llamacpp:requests_deferred", np.round(q["waiting"]))
-    tokens = q["admitted"] * q["prompt_tokens"]
-    out.counter("llamacpp:prompt_tokens_total", tokens * (1 - q["hit_ratio"]), is_exact=True)  # those that it computed
-    out.counter("llamacpp:prompt_tokens_cached_total", tokens * q["hit_ratio"], is_exact=True)
-    out.counter("llamacpp:prompt_seconds_total", q["admitted"] * q["prefill"], is_exact=True)
-    out.counter("llamacpp:tokens_predicted_total", q["output_rate"])
-    out.counter("llamacpp:tokens_predicted_seconds_total", q["output_rate"] * q["itl"], is_exact=True)
+    # A prompt counts at its first token, an answer at its last. Of prompts only those tokens that it computed.
+    out.ended("llamacpp:prompt_tokens_total", q["admitted"], q["prompt_tokens"] * (1 - q["hit_ratio"]))
+    out.ended("llamacpp:prompt_tokens_cached_total", q["admitted"], q["prompt_tokens"] * q["hit_ratio"])
+    out.ended("llamacpp:prompt_seconds_total", q["admitted"], q["prefill"])
+    over = q["finished"] + q["errors"] + q["aborted"]
+    out.ended("llamacpp:tokens_predicted_total", over, q["output_tokens"])
+    out.ended("llamacpp:tokens_predicted_seconds_total", over, q["output_tokens"] * q["itl"])
     out.counter("llamacpp:n_decode_total", _steps(q), is_exact=True)
     return out.levels
 

@@ -32,6 +32,9 @@ class Level:
     outlier_share: Floats | float = 0.0
     outlier: Floats | float = 0.0
     is_exact: bool = False  # a counter without sampling noise
+    amount: Floats | None = (
+        None  # of a counter: what each event adds, of which there are `value` per second, when it is over
+    )
     start: float = 0.0  # of a counter
     missing: Bools | None = None
     frozen: Bools | None = None
@@ -48,7 +51,8 @@ def rows_of(level: Level, dt: float, rng: np.random.Generator) -> list[Row]:
     if level.kind == "gauge":
         rows = [(level.name, level.labels, level.value.astype(np.float64))]
     elif level.kind == "counter":
-        rows = [(level.name, level.labels, _counted(_events(level, level.value, dt, rng), level))]
+        added = _events(level, level.value, dt, rng) if level.amount is None else _whole(level.value, dt) * level.amount
+        rows = [(level.name, level.labels, _counted(added, level))]
     else:
         rows = _histogram(level, dt, rng)
     return [(name, labels, _held(values, level)) for name, labels, values in rows]
@@ -57,6 +61,12 @@ def rows_of(level: Level, dt: float, rng: np.random.Generator) -> list[Row]:
 def _events(level: Level, rate: Floats, dt: float, rng: np.random.Generator) -> Floats:
     expected = np.clip(np.nan_to_num(rate), 0, 1e12) * dt
     return expected if level.is_exact else rng.poisson(expected).astype(np.float64)
+
+
+def _whole(rate: Floats, dt: float) -> Floats:
+    """How many of them end at each time: whole ones, as many as flowed in all."""
+    found: Floats = np.diff(np.floor(np.cumsum(np.clip(np.nan_to_num(rate), 0, 1e12) * dt)), prepend=0.0)
+    return found
 
 
 def _counted(increments: Floats, level: Level) -> Floats:

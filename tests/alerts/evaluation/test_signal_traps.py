@@ -365,6 +365,16 @@ def test_tgi_counters_without_total_are_read_and_unknowns_stay_absent() -> None:
         assert rig.value(name) is None, name
 
 
+def test_tgi_first_token_is_an_estimate_of_queue_and_prefill_under_a_name_of_its_own() -> None:
+    series = {
+        **histogram("tgi_request_queue_duration", 'x="1"', 2.0, 0.2, (0.1, 0.5)),
+        **histogram("tgi_batch_inference_duration", 'method="prefill"', 2.0, 0.3, (0.2, 0.4)),
+    }
+    rig = Rig("tgi").drive(series)
+    assert rig.value("llm:ttft_estimate_seconds") == pytest.approx(0.5)
+    assert rig.value("llm:ttft_seconds:mean") is None, "no objective is judged by it"
+
+
 def test_tgi_requests_are_known_before_the_first_failure() -> None:
     assert Rig("tgi").drive({"tgi_request_success": (0.0, 3.0)}).value("llm:requests:rate") == pytest.approx(3.0)
 
@@ -421,6 +431,77 @@ def test_real_triton_exposition_gives_running_waiting_and_kv() -> None:
     assert rig.value("llm:waiting") == 1.0
     assert rig.value("llm:kv_ratio") == 0.4875
     assert rig.value("llm:steps:rate") == 0.0
+
+
+# -- llama.cpp ----------------------------------------------------------------------------------------------------
+
+
+def _llama(**ended: int) -> Rig:
+    """Ten minutes of scrapes each 5 s. `ended`: a request ends every so many seconds, of a prompt that took 2 s."""
+    rig = Rig("llamacpp")
+    every_s, cached = ended.pop("every_s"), ended.pop("cached", 600)
+    waits, reads_s = ended.pop("waits", 0), ended.pop("reads_s", 2)
+    for t in range(0, 600, 5):
+        count = t // every_s
+        rig.scrape(
+            f"llamacpp:requests_processing 2\nllamacpp:requests_deferred {waits}\nllamacpp:n_decode_total {20 * t}\n"
+            f"llamacpp:prompt_tokens_total {400 * count}\nllamacpp:prompt_seconds_total {reads_s * count}\n"
+            f"llamacpp:tokens_predicted_total {100 * count}\nllamacpp:tokens_predicted_seconds_total {4 * count}\n"
+            + (f"llamacpp:prompt_tokens_cached_total {cached * count}\n" if cached else "")
+        )
+    return rig
+
+
+def test_llamacpp_prefix_hits_are_a_share_of_what_it_read_and_found_and_absent_in_versions_that_count_neither() -> None:
+    assert _llama(every_s=20).value("llm:prefix_hit_ratio") == pytest.approx(0.6)
+    assert _llama(every_s=20, cached=0).value("llm:prefix_hit_ratio") is None
+
+
+def test_llamacpp_reading_is_no_part_of_its_steps_and_who_reads_most_of_the_time_has_none() -> None:
+    rig = _llama(every_s=20)
+    assert rig.value("llm:reading_slots") == pytest.approx(0.1, rel=0.2)
+    assert rig.value("llm:itl_seconds:mean") == pytest.approx(0.04)
+    assert rig.value("llm:step_seconds:mean") == pytest.approx(0.036, rel=0.02)
+    assert _llama(every_s=20, reads_s=15).value("llm:step_seconds:mean") is None
+    assert _llama(every_s=20, reads_s=15).value("llm:itl_seconds:mean") == pytest.approx(0.04)
+
+
+def test_llamacpp_prompts_and_times_are_estimated_from_how_often_its_counters_move() -> None:
+    rig = _llama(every_s=20, waits=1)
+    begun = rig.value("llm:first_tokens:rate")
+    assert begun == pytest.approx(0.05, rel=0.2)
+    assert rig.value("llm:requests:rate") == begun
+    assert rig.value("llm:arrivals:rate") == pytest.approx(begun)
+    assert rig.value("llm:prompt_tokens:mean") == pytest.approx(1000, rel=0.2)
+    assert rig.value("llm:prefill_seconds:mean") == pytest.approx(2, rel=0.2)
+    assert rig.value("llm:ttft_estimate_seconds") == pytest.approx(2 + 1 / 0.05, rel=0.2), "as long as one waits for"
+    assert rig.value("llm:ttft_seconds:mean") is None, "no objective is judged by an estimate"
+
+
+def test_llamacpp_requests_are_unknown_of_two_in_five_minutes_and_where_some_end_between_any_two_scrapes() -> None:
+    assert _llama(every_s=140).value("llm:first_tokens:rate") is None
+    many = _llama(every_s=5)
+    assert many.value("llm:first_tokens:rate") is None
+    assert many.value("llm:requests:rate") is None
+    assert 0.2 < (many.value("llm:first_tokens_least:rate") or 0.0) < 1.2, "what waits waits no longer than by these"
+    assert _llama(every_s=20).value("llm:failed:rate") is None, "nobody before it tells"
+
+
+def test_llamacpp_requests_are_those_that_the_gateway_before_it_counts() -> None:
+    rig = Rig("llamacpp")
+    for t in range(0, 300, 5):
+        text = "".join(
+            f'gateway_requests_total{{node="{node}",outcome="{outcome}"}} {rate * t}\n'
+            for node in ("n1", "n2")
+            for outcome, rate in (("finished", 0.3), ("failed", 0.1), ("client_gone", 0.05), ("refused", 7.0))
+        )
+        rig.store.ingest({"instance": "g:1", "job": "gateway"}, text, rig.now + 5)
+        rig.scrape("llamacpp:requests_processing 2\nllamacpp:requests_deferred 0\n")
+    assert rig.value("llm:requests:rate") == pytest.approx(0.45), "what was refused was not taken"
+    assert rig.value("llm:arrivals:rate") == pytest.approx(0.45)
+    assert rig.value("llm:served:rate") == pytest.approx(0.3)
+    assert rig.value("llm:failed:rate") == pytest.approx(0.1)
+    assert rig.value("llm:aborted:rate") == pytest.approx(0.05)
 
 
 # -- distributions and objectives -----------------------------------------------------------------------------------

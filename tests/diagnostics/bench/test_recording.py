@@ -46,6 +46,22 @@ def test_every_engine_speaks_its_own_names(tmp_path: Path, engine: str, running:
     assert sum(one.value for one in evaluate(f"rate({tokens}[1m])", store, ONSET)) > 400
 
 
+def test_llamacpp_counts_a_prompt_whole_when_it_was_read(tmp_path: Path) -> None:
+    text = """
+nodes: {count: 1, engine: llamacpp}
+load: {arrivals: 0.05, prompt_tokens: 1000, hit_ratio: 0.5}
+expect: {none: true}
+"""
+    store = record(case_of(tmp_path, text)).store
+    prompts, moves = (
+        evaluate(f"{asked}(llamacpp:prompt_tokens_total[5m])", store, ONSET)[0].value
+        for asked in ("increase", "changes")
+    )
+    assert moves == evaluate("changes(llamacpp:prompt_seconds_total[5m])", store, ONSET)[0].value
+    assert 5 < moves < 30, "and stands still between"
+    assert prompts / moves == pytest.approx(500, rel=0.4)
+
+
 def test_a_node_that_does_not_answer_has_no_series(tmp_path: Path) -> None:
     text = "extends: vllm-chat-3\nchanges: [{what: up, on: node-1, to: 0}]\nexpect: {cause: node_down}"
     store = record(case_of(tmp_path, text)).store
