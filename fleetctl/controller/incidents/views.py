@@ -193,6 +193,8 @@ def no_remedy(
     is_treated = any(not run.dry_run and not run.status.is_terminal for run in runs)
     if diagnosis is None or incident.status is IncidentStatus.RESOLVED or is_treated:
         return ""
+    if diagnosis.cause is None and diagnosis.confidence == "confirmed":  # it is known that none is at work
+        return f"nothing is proposed: {diagnosis.title}"
     if diagnosis.cause is None:
         alert = by_gravity(incident.alerts)[0]
         if (reason := content.no_tree.get(alert.name)) is None:

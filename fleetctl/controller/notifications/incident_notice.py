@@ -55,7 +55,7 @@ def cause_words(incident: Incident) -> str:
     if diagnosis is None:
         return "not known yet"
     if diagnosis.cause is None:
-        if SAYS_ITSELF in diagnosis.title:
+        if SAYS_ITSELF in diagnosis.title or diagnosis.confidence == "confirmed":  # that nothing is wrong is known
             return diagnosis.title
         return f"not known: {diagnosis.title}" if diagnosis.title else "not known"
     return f"{in_brief(diagnosis)}: {diagnosis.title}" if diagnosis.title else in_brief(diagnosis)

@@ -201,6 +201,9 @@ async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: 
     alert = next(iter(content.no_tree))
     unnamed = replace(incident(100.0, fired(alert)), diagnosis=Diagnosis("", None, "No tree explains it"))
     assert content.no_tree[alert] in no_remedy(unnamed, content, ())
+    calm = replace(incident(), diagnosis=Diagnosis("latency", None, "Nothing is wrong: it warms up", "confirmed"))
+    assert no_remedy(calm, content, ()) == "nothing is proposed: Nothing is wrong: it warms up"
+    assert cause_words(calm) == "Nothing is wrong: it warms up", "and not that it is not known"
     failing = replace(fired("LLMReceiverFailing"), labels={"receiver": "night"})
     itself = replace(incident(100.0, failing), diagnosis=Diagnosis("", None, "it says itself what is wrong"))
     said = no_remedy(itself, content, ())
