@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 
 LOOK_BACK_S = 1800.0  # as the trees look for a start
-ONSET_SLACK_S = (
-    15.0  # an onset that looks back is dated to a scrape; what began before that did not begin with the deploy
-)
+# An onset that looks back is dated to a scrape; what began before that did not begin with the deploy.
+ONSET_SLACK_S = 15.0
 _BRINGS_USERS = frozenset({RolloutState.CANARY, RolloutState.PROMOTING, RolloutState.DONE})
 
 
