@@ -24,6 +24,8 @@ from fleetctl.kit.errors import BadInputError
 
 _STANDS = ("pending", "firing", "unknown")
 MAX_PENDING_TREES = 3  # of a verdict's time: each is judged anew
+MAX_NODES_ASKED = 8  # the same
+ONE_OF_THEM = "A node of "  # how a title begins whose cause one node of the place has
 _NODES_WITH_SIGNALS = 'group by (node, pool, model, zone, revision) ({__name__=~"llm:.+",node!=""})'
 
 
@@ -77,7 +79,7 @@ class Inquiry:
         content = self._content.current
         around = look_around(content.knowledge, content.trees, where, self._store, now)
         if around.cause is not None or not pending:
-            return around
+            return self._at_its_node(around, where, now)
         judged: dict[str, Diagnosis] = {}
         for alert in pending:
             tree = tree_for_alert(content.trees, alert.name)
@@ -89,6 +91,20 @@ class Inquiry:
             judged[tree.name] = found
         by_cause = sorted(judged.values(), key=lambda one: one.cause is None)
         return by_cause[0] if by_cause else self._untold(pending[0], now)
+
+    def _at_its_node(self, found: Diagnosis, where: Mapping[str, str], now: float) -> Diagnosis:
+        """What "a node of" the place has, as it is told of that node, which has a name: where one alone has it."""
+        if where.get("node") or not found.title.startswith(ONE_OF_THEM):
+            return found
+        known, content = self._known_nodes(now), self._content.current
+        nodes = [name for name, place in known.items() if scope_contains(where, {"node": name, **place})]
+        if len(nodes) > MAX_NODES_ASKED:
+            return found
+        asked = (
+            look_around(content.knowledge, content.trees, node_scope(name, known), self._store, now) for name in nodes
+        )
+        same = [one for one in asked if one.cause == found.cause]
+        return same[0] if len(same) == 1 else found
 
     def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:
         reason = self._content.current.no_tree.get(alert.name)

@@ -20,14 +20,16 @@ NODES = ("node-1", "node-2", "node-3")
 PLACE = {"node": "node-1", "pool": "default", "model": "m"}
 
 
-def diagnosed(*alerts: FiredAlert) -> Diagnosis:
+def diagnosed(*alerts: FiredAlert, wrong: tuple[str, ...] = ()) -> Diagnosis:
+    """`wrong`: nodes that have failed their known prompt for a minute."""
     store = SeriesStore()
     for age in range(600, -1, -5):
         for name in NODES:
             place = {**PLACE, "node": name, "engine": "fleetctl"}
             for signal in ("up", "running", "requests:rate"):
                 store.append({"__name__": f"llm:{signal}", **place}, NOW - age, 1.0)
-            store.append({"__name__": "llm:core_deaths:increase", **place}, NOW - age, float(age < 60))
+            store.append({"__name__": "llm:core_deaths:increase", **place}, NOW - age, float(age < 60 and not wrong))
+            store.append({"__name__": "llm:output_ok", **place}, NOW - age, float(name not in wrong or age > 60))
     content = SimpleNamespace(
         current=SimpleNamespace(knowledge=builtin_knowledge(), trees=load_trees(builtin_tree_files()), no_tree={}),
     )
@@ -67,3 +69,10 @@ def test_of_alerts_that_wait_to_fire_the_first_with_a_cause_is_told_as_of_its_ow
 def test_what_a_gateway_says_of_a_node_alone_is_told_to_who_asks_about_its_pool() -> None:
     ejected = replace(alert("LLMGatewayNodeEjected", "firing", 40.0), labels={"node": "node-1"})
     assert diagnosed(ejected).tree == "gateway"
+
+
+def test_who_asks_about_a_pool_is_told_which_of_its_nodes_it_is() -> None:
+    one, two = diagnosed(wrong=("node-2",)), diagnosed(wrong=("node-2", "node-3"))
+    assert one.cause == "wrong_output"
+    assert one.title.startswith("node-2 ")
+    assert not two.title.startswith("node-"), "of two, neither is named for both"
