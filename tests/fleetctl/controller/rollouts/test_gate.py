@@ -98,7 +98,7 @@ def test_undecided_gate_says_what_it_has_and_what_is_missing() -> None:
     none = SignalEvidence(prior=USUAL)
     assert judged({"TTFT": none}).words == "not enough yet: TTFT: no request of the new revision yet"
     others = {"TTFT": none, "errors": none.plus(Tally(1, 20), Tally(20, 200), SLOW)}
-    assert judged(others).words.startswith("not enough yet: TTFT: the new revision tells nothing of it, in 20 requests")
+    assert judged(others).words.startswith("not enough yet: TTFT: none of the new revision's 20 requests tells of it")
     some = none.plus(Tally(1, 20), Tally(20, 200), SLOW)
     assert judged({"TTFT": some}).words.startswith("not enough yet: TTFT: 20 requests of the new revision, about ")
 
