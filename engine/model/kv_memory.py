@@ -7,11 +7,12 @@ ready sooner.
 
 from __future__ import annotations
 
-import mmap
 from math import prod
 
 import torch
 from torch import Tensor
+
+from kernels.cpu.large_pages import large_pages
 
 
 def empty_kv(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, pinned: bool = False) -> Tensor:
@@ -24,7 +25,7 @@ def empty_kv(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *
     if device.type != "cpu" or pinned or num_bytes == 0:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = large_pages(num_bytes)
     except OSError as error:
         raise MemoryError(f"{num_bytes} bytes for KV blocks: {error.strerror}") from error
     return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -33,13 +33,14 @@ from kernels.cpu.block_vectors import (
     unpack,
 )
 from kernels.cpu.dtypes import FLOAT32
+from kernels.cpu.large_pages import in_large_pages
 from kernels.cpu.memory import array_at, carray, scratch_bytes, zeros_at
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.take_columns import take_columns
-from kernels.cpu.task import enter, field, leave, next_chunk, pointer
+from kernels.cpu.task import enter, field, leave, next_run, pointer
 from kernels.cpu.vector import resumed_product
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS, widen_rows
 
@@ -58,7 +59,7 @@ class BlockMatrix(PanelMatrix):
         self._kind, self._order = weight.kind, weight.order
         self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
         self._bias = self._panel_bias = None
-        self._packed = self._pack_blocks(weight)
+        self._packed = in_large_pages(self._pack_blocks(weight))
 
     @property
     def region(self) -> RegionOfType:
@@ -80,9 +81,9 @@ class BlockMatrix(PanelMatrix):
         """[panel, group, bytes], uint8: see `block_vectors.py`."""
         scales = weight.scales * FP8_FACTOR if weight.kind == "fp8" else weight.scales
         groups = weight.shape[1] // GROUP
-        parts = [_bytes_by_group(self._by_panel(scales), groups)]
+        parts = [bytes_by_group(self._by_panel(scales), groups)]
         if weight.offsets is not None:
-            parts.append(_bytes_by_group(self._by_panel(weight.offsets), groups))
+            parts.append(bytes_by_group(self._by_panel(weight.offsets), groups))
         codes = (
             self._by_panel(weight.codes).unflatten(0, (-1, PANEL)).unflatten(2, (-1, GROUP))
         )  # [panel, 64, group, 32]
@@ -99,7 +100,7 @@ class BlockMatrix(PanelMatrix):
         return scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 4), (STRIP_GROUPS * GROUP, PANEL, 4))
 
 
-def _bytes_by_group(by_panel: Tensor, groups: int) -> Tensor:
+def bytes_by_group(by_panel: Tensor, groups: int) -> Tensor:
     """Scales of the rows of all panels as bytes: [panel, group, 64 x bytes of one], twice as many of halves."""
     own = by_panel.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
     return own.unflatten(1, (groups, -1)).flatten(2)
@@ -164,9 +165,14 @@ def _multiply(task, space, like, kind):
     x = carray(pointer(task, AT.x, like), (rows, width))
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     widened = -1  # the group whose rows are in `wide`
-    chunk = next_chunk(task)
+    run = field(task, AT.run)
+    chunk = next_run(task, run)
+    last = chunk + run
     while chunk < num_chunks:
-        following = next_chunk(task)  # now, to know what to prefetch
+        following = chunk + 1
+        if following == last:  # now, to know what to prefetch
+            following = next_run(task, run)
+            last = following + run
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if widened != begin:

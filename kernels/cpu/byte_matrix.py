@@ -16,6 +16,7 @@ from kernels.cpu.byte_rows import ROW_TAIL, TAIL, round_rows
 from kernels.cpu.byte_vectors import QUADS
 from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.instructions import ByteDots, byte_dots
+from kernels.cpu.large_pages import in_large_pages
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, part_of
 from kernels.cpu.parallel_region import ParallelRegion
@@ -40,7 +41,7 @@ class ByteMatrix(PanelMatrix):
         self._dots = dots or byte_dots()
         self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
         self._bias = self._panel_bias = None
-        self._packed = self._pack_rows(weight)
+        self._packed = in_large_pages(self._pack_rows(weight))
 
     @property
     def region(self) -> ParallelRegion:

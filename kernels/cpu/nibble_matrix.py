@@ -18,13 +18,14 @@ from kernels.cpu.byte_rows import MAX_OUTLIERS, OUTLIERS_AT, ROW_TAIL, round_row
 from kernels.cpu.byte_vectors import QUADS
 from kernels.cpu.dtypes import FLOAT32, INT32, UINT8
 from kernels.cpu.instructions import ByteDots, byte_dots
+from kernels.cpu.large_pages import in_large_pages
 from kernels.cpu.memory import array_at, carray, elements_at, scratch_bytes, zeros_at
 from kernels.cpu.nibble_vectors import BLOCK_BYTES, add_nibbles, nibble_product
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import enter, field, leave, next_chunk, pointer
+from kernels.cpu.task import enter, field, leave, next_run, pointer
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, MAX_GROUP_ROWS
 
 BLOCK_ROWS = 4
@@ -48,7 +49,7 @@ class NibbleMatrix(PanelMatrix):
         self._dots = dots or byte_dots()
         self.shape, self.dtype, self.is_gated = weight.shape, dtype, is_gated
         self._bias = self._panel_bias = None
-        self._packed = self._pack_blocks(weight)
+        self._packed = in_large_pages(self._pack_blocks(weight))
 
     @property
     def region(self) -> RegionOfType:
@@ -135,9 +136,14 @@ def _multiply(task, x, space, like, way):
     begins, space = zeros_at(space, whole, groups, INT32)
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     read = -1  # the group whose rows are in `signed`
-    chunk = next_chunk(task)
+    run = field(task, AT.run)
+    chunk = next_run(task, run)
+    last = chunk + run
     while chunk < num_chunks:
-        following = next_chunk(task)  # now, to know what to prefetch
+        following = chunk + 1
+        if following == last:  # now, to know what to prefetch
+            following = next_run(task, run)
+            last = following + run
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if read != begin:

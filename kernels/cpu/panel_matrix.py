@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.cpu.byte_rows import MAX_OUTLIERS
 from kernels.cpu.dtypes import FLOAT32, INT32
+from kernels.cpu.large_pages import in_large_pages
 from kernels.cpu.memory import carray, copy, elements_at, same_bits
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, RegionOfType
@@ -22,6 +23,7 @@ from kernels.cpu.vector import add_codes, store_gated, store_sums
 __all__ = ["AT", "PART_FIELDS", "PanelMatrix", "ProductTask", "add_outliers", "epilogue", "part_of", "scale_sums"]
 
 GROUP_BYTES = 1 << 20  # of inputs that stay in the L2 cache while the weight goes by
+RUN_ROWS, RUN_BYTES, RUNS_OF_THREAD = 8, 1 << 17, 3
 SERIAL_PRODUCTS = 1 << 18  # fewer multiplications are not worth a second thread
 
 
@@ -44,6 +46,7 @@ class ProductTask(NamedTuple):
     result: Tensor | None  # [rows, out_width]
     is_gated: bool
     itemsize: int  # of the result, and of x and the packed weight where these are numbers. 2: bfloat16, 4: float32
+    run: int = 1  # chunks that a thread takes together: each is less work than taking it is worth, where rows are few
     num_parts: int = 1
     parts: Tensor | None = None  # [num_parts, PART_FIELDS], int64; None: this task is the part
 
@@ -78,7 +81,7 @@ class PanelMatrix:
         self.shape, self.dtype, self.is_gated = weight.shape, weight.dtype, is_gated
         self._bias: Tensor | None = None  # of the last call, and `_panel_bias` what it is by panel: a layer has one
         self._panel_bias: Tensor | None = None
-        self._packed = self._pack(self._by_panel(weight))
+        self._packed = in_large_pages(self._pack(self._by_panel(weight)))
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`, added before it is rounded.
@@ -128,7 +131,16 @@ class PanelMatrix:
             result=result,
             is_gated=self.is_gated,
             itemsize=self.dtype.itemsize,
+            run=self._run(rows),
         )
+
+    def _run(self, rows: int) -> int:
+        """Of few rows so many panels that they take some microseconds to be read, and that all threads have several."""
+        num_panels = self._packed.shape[0]
+        if rows > RUN_ROWS or num_panels == 0:
+            return 1
+        worth = RUN_BYTES * num_panels // max(self._packed.nbytes, 1)
+        return max(min(worth, num_panels // (RUNS_OF_THREAD * torch.get_num_threads())), 1)
 
     def threads_for(self, rows: int, num_chunks: int) -> int:
         """How many threads a product of so many rows is worth."""

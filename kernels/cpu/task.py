@@ -44,6 +44,7 @@ __all__ = [
     "float32_field",
     "leave",
     "next_chunk",
+    "next_run",
     "offsets_of",
     "pointer",
 ]
@@ -134,13 +135,13 @@ def pointer(context, task, offset, like):
 
 
 @intrinsic
-def fetch_add(context, task, offset):
-    """Adds one to a field that all threads share; what it was."""
+def fetch_add(context, task, offset, amount):
+    """Adds to a field that all threads share; what it was."""
 
     def generate(context, builder, signature, arguments):
-        return builder.atomic_rmw("add", _at(builder, *arguments), _FIELD(1), "acq_rel")
+        return builder.atomic_rmw("add", _at(builder, *arguments[:2]), arguments[2], "acq_rel")
 
-    return types.intp(types.intp, types.intp), generate
+    return types.intp(types.intp, types.intp, types.intp), generate
 
 
 @intrinsic
@@ -166,18 +167,24 @@ def _store_time(context, address):
 @njit(**EXACT)
 def enter(task):
     """Begins a body: the address of this thread's own scratch, from the start of a cache line on."""
-    thread = fetch_add(task, AT_HEADER.entered)
+    thread = fetch_add(task, AT_HEADER.entered, 1)
     return field(task, AT_HEADER.scratch) + thread * field(task, AT_HEADER.scratch_bytes)
 
 
 @njit(**EXACT)
 def leave(task):
     """Ends a body: this thread has done what it took."""
-    fetch_add(task, AT_HEADER.left)
+    fetch_add(task, AT_HEADER.left, 1)
 
 
 @njit(**EXACT)
 def next_chunk(task):
     """The index of a chunk that no thread has taken yet, one atomic addition: OpenMP's dynamic schedule."""
+    return next_run(task, 1)
+
+
+@njit(**EXACT)
+def next_run(task, length):
+    """The first of so many chunks that no thread has taken yet, some of which may be past the last one."""
     _store_time(field(task, AT_HEADER.progress))
-    return fetch_add(task, AT_HEADER.chunks_taken)
+    return fetch_add(task, AT_HEADER.chunks_taken, length)

@@ -20,7 +20,7 @@ from kernels.linear import pack, pack_blocks
 
 KINDS = pytest.mark.parametrize("kind", get_args(GroupKind))
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-SHAPES = [(130, 96), (64, 32), (70, 2048), (2, 160)]
+SHAPES = [(130, 96), (64, 32), (70, 2048), (2, 160), (1640, 64)]  # of the last, threads take several panels at once
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from tests.kernels.test_byte_matrix import DTYPES, WAYS, _rounded, _threads, _wi
 
 __all__ = ["_threads"]  # a fixture that is used by itself
 
-SHAPES = [(130, 96), (64, 32), (70, 2048), (2, 160)]
+SHAPES = [(130, 96), (64, 32), (70, 2048), (2, 160), (1640, 64)]  # of the last, threads take several panels at once
 
 
 def _weight(rows: int, width: int) -> BlockWeight:
