@@ -24,7 +24,7 @@ from kernels.layer_ops import full_tables, rms_norm, rope_store, store_rows
 from kernels.linear import pack_blocks, row_linear
 from kernels.paged_attention import paged_attention
 from kernels.quantization import Quantization
-from kernels.sample_row import SampleRow
+from kernels.sample_row import LIKELIEST, SampleRow
 from kernels.sampling import sample
 
 __all__ = ["DTYPES", "cache_folder", "compile_ahead", "is_compiled"]
@@ -128,7 +128,8 @@ def _attention(dtype: torch.dtype, quantization: Quantization | None, kv: KvCach
 
 
 def _draw(dtype: torch.dtype, quantization: Quantization | None, kv: KvCacheDtype) -> None:
-    sample(torch.zeros(1, _WIDTH, dtype=dtype), [SampleRow()])
+    for row in (SampleRow(), LIKELIEST):
+        sample(torch.zeros(1, _WIDTH, dtype=dtype), [row])
 
 
 def _replay(dtype: torch.dtype, quantization: Quantization | None, kv: KvCacheDtype) -> None:

@@ -33,6 +33,9 @@ class SampleRow:
     logprob_ids: Sequence[int] = ()  # told of in place of the `num_logprobs` most likely ones
 
 
+LIKELIEST = SampleRow(temperature=0.0)  # of all that ask for nothing more; not to be changed
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A row's token, or None when its logits are not finite. `top` is (id, log probability), most likely first."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import sampling as on_cpu
-from kernels.sample_row import Drawn, SampleRow, all_drawn
+from kernels.sample_row import LIKELIEST, Drawn, SampleRow, all_drawn
 from kernels.token_mask import hide_others
 
 # SplitMix64 (Steele, Lea, Flood 2014): the finaliser of a counter that steps by the golden ratio. The stream's start
@@ -38,6 +38,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
         from kernels.gpu import sampling as on_gpu
 
         return on_gpu.sample(logits, rows)
+    if all(row is LIKELIEST for row in rows):
+        return [Drawn(None if token == on_cpu.NO_TOKEN else token) for token in on_cpu.draw_greedily(logits)]
     raw = logits.float()
     shaped = hide_others(_shape(raw, rows), [row.allowed for row in rows], keeps=raw)
     tokens = on_cpu.draw(raw, shaped, rows, uniform([row.seed for row in rows], [row.position for row in rows]))

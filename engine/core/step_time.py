@@ -7,6 +7,7 @@ moved. So a step of a size that was never seen is still judged by the sizes that
 
 from __future__ import annotations
 
+from operator import mul
 from typing import NamedTuple
 
 from engine.protocol.step import StepPlan
@@ -65,12 +66,15 @@ class StepTimeForecast:
     def observe(self, size: StepSize, seconds: float) -> None:
         """Learn from one step."""
         self._num_steps += 1
-        self._largest = [max(pair) for pair in zip(self._largest, size, strict=True)]
-        for i, part in enumerate(size):
+        self._largest = list(map(max, self._largest, size))
+        decay, present = self._decay, [(i, part) for i, part in enumerate(size) if part]
+        self._products = [[value * decay for value in row] for row in self._products]
+        self._seconds = [value * decay for value in self._seconds]
+        for i, part in present:  # few of them: a step costs what learning from it does
             row = self._products[i]
-            for j, other in enumerate(size):
-                row[j] = row[j] * self._decay + part * other
-            self._seconds[i] = self._seconds[i] * self._decay + part * seconds
+            for j, other in present:
+                row[j] += part * other
+            self._seconds[i] += part * seconds
         for _ in range(_SWEEPS):
             self._sweep()
 
@@ -79,14 +83,14 @@ class StepTimeForecast:
         for i, row in enumerate(self._products):
             # A part that has not occurred for long keeps its last price: its own weight is what has faded.
             if row[i] > _TINY:
-                error = self._seconds[i] - sum(a * b for a, b in zip(row, prices, strict=True))
+                error = self._seconds[i] - sum(map(mul, row, prices))
                 prices[i] = max(0.0, prices[i] + error / row[i])
 
     def seconds(self, size: StepSize) -> float | None:
         """Expected seconds of such a step; None until a few were measured."""
         if self._num_steps < _MIN_STEPS:
             return None
-        expected = sum(price * part for price, part in zip(self._prices, size, strict=True))
+        expected: float = sum(map(mul, self._prices, size))
         return expected if self.has_seen(size) else UNSEEN_FACTOR * expected
 
     def has_seen(self, size: StepSize) -> bool:

@@ -40,6 +40,7 @@ from engine.text.grammar_compiler import GrammarCompiler
 from kernels.kv_cache import copy_blocks, swap_blocks
 from kernels.kv_codes import KvCacheDtype, kv_format
 from kernels.quantization import Quantization
+from kernels.sample_row import LIKELIEST
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -236,6 +237,7 @@ class ModelRunner:
             self._expect_answer(self.run_step(plan))
             plan = StepPlan(0, (Scheduled(WARM_UP_SEQ_ID, position, 1, blocks, samples=True),))
         self._expect_answer(self.run_step(plan))
+        sample(self._kv.new_zeros((1, self._config.vocab_size), dtype=self._dtype), [LIKELIEST])
         self.run_step(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
         self._kv[:, :, : len(blocks)] = 0
         self._warmup_seconds = time.perf_counter() - started
@@ -293,12 +295,8 @@ class ModelRunner:
         if self._drafter is not None:
             for seq_id in (*plan.forgotten, *(new.seq_id for new in plan.new)):
                 self._drafter.forget(seq_id)
-        with torch.inference_mode():
-            swap_blocks(self._kv, self._host_kv, plan.swap_out)
-            swap_blocks(self._host_kv, self._kv, plan.swap_in)
-            copy_blocks(self._kv, plan.copies)
-            if self._drafter is not None:
-                self._drafter.move(plan.swap_out, plan.swap_in, plan.copies)
+        if plan.swap_out or plan.swap_in or plan.copies:
+            self._move_blocks(plan)
         failed = {s.seq_id: why for s in plan.scheduled if (why := self._why_not(s)) is not None}
         scheduled = [s for s in plan.scheduled if s.seq_id not in failed]
         token_ids: dict[str, tuple[int, ...]] = {}
@@ -347,6 +345,14 @@ class ModelRunner:
             of_prompts.pooled,
             own_seconds,
         )
+
+    @torch.inference_mode()
+    def _move_blocks(self, plan: StepPlan) -> None:
+        swap_blocks(self._kv, self._host_kv, plan.swap_out)
+        swap_blocks(self._host_kv, self._kv, plan.swap_in)
+        copy_blocks(self._kv, plan.copies)
+        if self._drafter is not None:
+            self._drafter.move(plan.swap_out, plan.swap_in, plan.copies)
 
     @contextmanager
     def _team_for(self, scheduled: list[Scheduled]) -> Iterator[None]:

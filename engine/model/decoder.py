@@ -83,11 +83,7 @@ class Decoder:
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What `logits` of any row of the batch is made from. Writes the batch's keys and values into kv."""
-        stack = self._stack
-        if isinstance(self._recorded, RecordedSteps):
-            return self._recorded.layers(batch, kv)
-        batch = batch.to(stack.device)
-        return stack.layers(stack.embed(batch), batch, stack.plans(batch), kv)
+        return (self._stack.layers_of if self._recorded is None else self._recorded.layers)(batch, kv)
 
     @torch.inference_mode()
     def normed(self, hidden: tuple[Tensor, Tensor]) -> Tensor:

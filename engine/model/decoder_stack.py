@@ -68,6 +68,11 @@ class DecoderStack:
         heads = {"num_heads": self.config.num_heads, "num_kv_heads": self.config.num_kv_heads}
         return {window: plan(*tensors, **heads, sliding_window=window) for window in self._windows}
 
+    def layers_of(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """`layers` of a batch, from its tokens on."""
+        batch = batch.to(self.device)
+        return self.layers(self.embed(batch), batch, self.plans(batch), kv)
+
     def layers(
         self,
         inputs: Inputs,

@@ -82,6 +82,10 @@ class GraphSteps:
         self._keep(key, step)
         return Said(said.hidden[:rows], said.logits[:rows])
 
+    def layers(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """What the stack's layers make of any batch, launched one by one: prompts have any number of tokens."""
+        return self._stack.layers_of(batch, kv)
+
     def _keep(self, key: tuple[int, tuple[PlanRoom, ...]], step: PaddedStep) -> None:
         """Captures it for the next batch; this one is computed already, whatever comes of it."""
         if len(self._steps) >= MAX_STEPS:

@@ -80,9 +80,10 @@ class RecordedSteps:
 
     def layers(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """What the stack's layers make of any batch, which is not kept; good until the next step."""
-        stack, inputs, plans = self._stack, self._stack.embed(batch), self._stack.plans(batch)
+        stack = self._stack
         if len(batch.slots) > MAX_GATHERED_ROWS:
-            return stack.layers(inputs, batch, plans, kv)
+            return stack.layers_of(batch, kv)
+        inputs, plans = stack.embed(batch), stack.plans(batch)
         # In the arena of the recordings, whose memory is warm: one of this step alone cost what gathering gains.
         with Recorder(self._arena, defers=True, watches=not self._has_watched) as recorder:
             found = stack.layers(inputs, batch, plans, kv, self._arena.next_generation)

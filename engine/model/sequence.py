@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.protocol.failure import SequenceFailure
-from engine.protocol.step import NewSequence, TokenLogprobs
+from engine.protocol.step import NewSequence, SamplingParams, TokenLogprobs
 from engine.text.grammar_compiler import GrammarMatcher, TokenMask, without
 from engine.text.token_rules import rules_of
-from kernels.sample_row import Drawn, SampleRow
+from kernels.sample_row import LIKELIEST, Drawn, SampleRow
 
 
 class Sequence:
@@ -21,6 +21,7 @@ class Sequence:
         "_counts",
         "_has_counts",
         "_has_seen",
+        "_is_plainly_greedy",
         "_rules",
         "_seen",
         "hidden_sum",
@@ -45,6 +46,7 @@ class Sequence:
         self._has_counts = bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
         self._has_seen = self.sampling.repetition_penalty != 1
         self._seen = set(self.token_ids) if self._has_seen else set()
+        self._is_plainly_greedy = _is_plainly_greedy(self.sampling) and matcher is None and self._rules is None
         self._counts: dict[int, int] = {}
         for token_id in self.token_ids[self.num_prompt_tokens :] if self._has_counts else ():
             self._counts[token_id] = self._counts.get(token_id, 0) + 1
@@ -80,6 +82,8 @@ class Sequence:
         `masks` are what the grammar says at each; draws that have none come to nothing, as what is before them can't be
         drawn.
         """
+        if self._is_plainly_greedy:
+            return [LIKELIEST] * (len(draft) + 1)
         allowed: Tokens[TokenMask | None] = (None,) * (len(draft) + 1) if masks is None else masks
         rows = [self._sample_row(eos_token_ids, draft[:ahead], mask) for ahead, mask in enumerate(allowed)]
         return rows + [SampleRow()] * (len(draft) + 1 - len(rows))
@@ -127,6 +131,13 @@ class Sequence:
         for token_id in ahead:
             counts[token_id] = counts.get(token_id, 0) + 1
         return counts
+
+
+def _is_plainly_greedy(params: SamplingParams) -> bool:
+    """Whether it is drawn as `LIKELIEST` whatever was said before."""
+    has_penalty = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+    asks = params.num_logprobs is not None or params.logprob_token_ids
+    return params.temperature == 0 and not (has_penalty or asks or params.logit_bias or params.min_tokens)
 
 
 def logprobs_of(drawn: Drawn) -> TokenLogprobs | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -133,6 +134,10 @@ def plan_attention(
     """The plan of one batch. Shapes as in `kernels.paged_attention`."""
     tables, lens, starts = (tensor.contiguous().numpy() for tensor in (block_tables, seq_lens, query_starts))
     heads_per_kv = num_heads // num_kv_heads
+    if starts[-1] == len(lens) and heads_per_kv <= GROUP_ROWS:  # a decoding step, whose plans are alike
+        order = np.argsort(-lens, kind="stable") if len(lens) > 1 else np.zeros(len(lens), dtype=np.int64)
+        items = _single_queries(order.tobytes(), num_kv_heads, heads_per_kv)
+        return _plan_of(items, tables, lens, starts, heads_per_kv, sliding_window)
     rows = np.diff(starts).astype(np.int64) * heads_per_kv
     parts = -(-rows // GROUP_ROWS)
     seqs = np.repeat(np.arange(len(rows)), parts)
@@ -143,6 +148,26 @@ def plan_attention(
     order = np.argsort(-cost, kind="stable")
     items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
     items[:, 1] = np.tile(np.arange(num_kv_heads), len(seqs))
+    return _plan_of(items, tables, lens, starts, int((last - first).max(initial=0)), sliding_window)
+
+
+@lru_cache(maxsize=64)
+def _single_queries(order: bytes, num_kv_heads: int, heads_per_kv: int) -> np.ndarray:
+    """Items of sequences with one query each, in this order: the same from step to step, as all grow alike."""
+    seqs = np.frombuffer(order, dtype=np.int64)
+    items = np.zeros((len(seqs), num_kv_heads, 4), dtype=np.int64)
+    items[:, :, 0], items[:, :, 1], items[:, :, 3] = seqs[:, None], np.arange(num_kv_heads), heads_per_kv
+    return items.reshape(-1, 4)
+
+
+def _plan_of(
+    items: np.ndarray,
+    tables: np.ndarray,
+    lens: np.ndarray,
+    starts: np.ndarray,
+    max_rows: int,
+    sliding_window: int | None,
+) -> CpuAttentionPlan:
     arrays = PlanDescriptor(
         items=items,
         block_tables=tables,
@@ -151,7 +176,7 @@ def plan_attention(
         num_items=len(items),
         table_width=tables.shape[1],
         num_seqs=len(lens),
-        max_rows=int((last - first).max(initial=0)),
+        max_rows=max_rows if len(items) else 0,
     )
     addresses = (part.ctypes.data if isinstance(part, np.ndarray) else part for part in arrays)
     return CpuAttentionPlan(arrays, np.array([*addresses], dtype=np.int64), sliding_window)

@@ -111,8 +111,11 @@ class RegionOfType:
     So a node that computes in one of them compiles nothing for the other.
     """
 
-    def __init__(self, in_bfloat16: Callable[[int], None], in_float32: Callable[[int], None]) -> None:
-        self._regions = {2: ParallelRegion(in_bfloat16), 4: ParallelRegion(in_float32)}
+    def __init__(
+        self, in_bfloat16: Callable[[int], None], in_float32: Callable[[int], None], *, is_recordable: bool = True
+    ) -> None:
+        bodies = {2: in_bfloat16, 4: in_float32}
+        self._regions = {size: ParallelRegion(body, is_recordable=is_recordable) for size, body in bodies.items()}
 
     def launch(self, max_threads: int, task: Any, scratch_bytes: int = 0) -> None:
         """As `ParallelRegion.launch`."""

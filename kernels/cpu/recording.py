@@ -85,7 +85,14 @@ class Recording:
             table.extend(launch.fields)
             table.extend(padding[len(launch.fields) :])
         self._rows = np.array(table, dtype=np.int64).reshape(len(launches), AT_TASK + width)
-        self._header = np.zeros(len(ReplayHeader._fields), dtype=np.int64)
+        self._header = np.array(
+            ReplayHeader(0, 0, len(launches), self._rows.shape[1] * FIELD_BYTES, self._rows.ctypes.data), dtype=np.int64
+        )
+        self._header_at = self._header.ctypes.data
+        self._counters = self._rows[:, AT_LAUNCH.state : AT_TASK + AT_TASK_HEADER.left + 1]
+        self._entered, self._left = (
+            self._rows[:, AT_TASK + counter] for counter in (AT_TASK_HEADER.entered, AT_TASK_HEADER.left)
+        )
         self._num_threads = max((launch.num_threads for launch in launches), default=1)
         self._kept = [launch.kept for launch in launches]  # keeps alive what the rows' addresses point to
         self._arena = recorder.arena
@@ -100,21 +107,10 @@ class Recording:
         if not self._arena.replaying.acquire(blocking=False):
             raise RecordingError("another thread replays in this arena: its results would be overwritten")
         try:
-            header = self._rows[:, AT_TASK:]
-            for counter in (AT_TASK_HEADER.chunks_taken, AT_TASK_HEADER.entered, AT_TASK_HEADER.left):
-                header[:, counter] = 0
-            self._rows[:, AT_LAUNCH.state] = 0
-            count, width = self._rows.shape
-            self._header[:] = ReplayHeader(
-                current=0,
-                sleepers=0,
-                num_launches=count,
-                row_bytes=width * FIELD_BYTES,
-                launches=self._rows.ctypes.data,
-            )
-            _replay.launch_encoded(self._num_threads, self._header.ctypes.data)
-            entered, left = header[:, AT_TASK_HEADER.entered], header[:, AT_TASK_HEADER.left]
-            if not entered.all() or (entered != left).any():
+            self._counters.fill(0)
+            self._header[: AT_HEADER.num_launches] = 0
+            _replay.launch_encoded(self._num_threads, self._header_at)
+            if not self._entered.all() or not np.array_equal(self._entered, self._left):
                 raise KernelError("compiled code raised in a recorded step; see the process's stderr")
         finally:
             self._arena.replaying.release()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sample_row import SampleRow
+from kernels.sample_row import LIKELIEST, SampleRow
 from kernels.sampling import sample, uniform
 
 VOCAB = 50
@@ -237,3 +237,18 @@ def test_rows_are_drawn_once_whatever_the_threads(threads: int) -> None:
     logits = _logits(37, vocab=3000)
     rows = [SampleRow(seed=i, top_p=0.7) for i in range(37)]
     assert sample(logits, rows) == [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocab", [1, 255, 8192, 50_001])
+def test_the_likeliest_alone_is_what_a_greedy_draw_gives(vocab: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(12, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
+    logits[1, -1] = logits[1].max()  # equals
+    logits[2], logits[2, 0] = 0.0, -0.0
+    logits[3, vocab // 2], logits[4, 0], logits[5] = math.nan, math.inf, -math.inf
+    logits[6] = -logits[6].abs() - 1.0
+    logits[7, 0] = -math.inf
+    rows = [SampleRow(temperature=0.0) for _ in range(12)]
+    assert sample(logits, [LIKELIEST] * 12) == sample(logits, rows)
+    assert sample(logits[:1], [LIKELIEST]) == sample(logits[:1], rows[:1])
+    assert sample(logits[:2], [LIKELIEST, rows[1]]) == sample(logits[:2], rows[:2])
