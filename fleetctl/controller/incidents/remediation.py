@@ -16,7 +16,7 @@ from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.records import Records
-from fleetctl.controller.rollouts.deploy_before import deploy_before
+from fleetctl.controller.rollouts.deploy_before import deploy_before, nothing_to_take_back
 from fleetctl.controller.rollouts.rollout import Rollout
 from fleetctl.settings.controller import ControllerSettings, PolicyName
 from runbooks.breaker import Breaker, BreakerState
@@ -132,9 +132,9 @@ class Remediation:
             await self._withdraw_others(incident, None)
             if any(run.runbook == ROLLBACK_PAGE and run.decided_at is not None for run in runs):
                 return True  # it is being taken back, or was
-            await self._say_impossible(
-                incident, "no rollout of its pool within 30 minutes before: nothing to take back"
-            )
+            onset = incident.onset_at or incident.opened_at
+            why = nothing_to_take_back(await self._rollouts(), incident.scope.get("pool", ""), onset)
+            await self._say_impossible(incident, why)
             return True
         await self._withdraw_others(incident, page)
         if page is None:

@@ -9,6 +9,7 @@ from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 LOOK_BACK_S = 1800.0  # as the trees look for a start
 # An onset that looks back is dated to a scrape; what began before that did not begin with the deploy.
 ONSET_SLACK_S = 15.0
+GONE = (RolloutState.ROLLED_BACK, RolloutState.ROLLING_BACK, RolloutState.FAILED)
 _BRINGS_USERS = frozenset({RolloutState.CANARY, RolloutState.PROMOTING, RolloutState.DONE})
 
 
@@ -18,13 +19,26 @@ def deploy_before(rollouts: Iterable[Rollout], pool: str, onset: float, *, revis
 
     `revision`: of the one node that the incident is about; a node of another revision did not change.
     """
-    gone = (RolloutState.ROLLED_BACK, RolloutState.ROLLING_BACK, RolloutState.FAILED)
     for rollout in sorted(rollouts, key=lambda one: -one.started_at):
-        if rollout.pool != pool or rollout.is_return or rollout.state in gone:
+        if rollout.pool != pool or rollout.is_return or rollout.state in GONE:
             continue
         if revision not in ("", rollout.to_revision):
             continue
-        changes = [one.at for one in rollout.history if one.state in _BRINGS_USERS]
-        if any(onset - LOOK_BACK_S <= at <= onset + ONSET_SLACK_S for at in changes):
+        if _brought_users(rollout, onset):
             return rollout
     return None
+
+
+def nothing_to_take_back(rollouts: Iterable[Rollout], pool: str, onset: float) -> str:
+    """Why no rollout of the pool can be taken back: the newest of before went back by itself, or there was none."""
+    mine = [one for one in rollouts if one.pool == pool and not one.is_return and _brought_users(one, onset)]
+    back = max((one for one in mine if one.state in GONE), key=lambda one: one.started_at, default=None)
+    if back is None:
+        return "no rollout of its pool within 30 minutes before: nothing to take back"
+    return f"{back.id} of its pool is {back.state.value.replace('_', ' ')} already: nothing is left to take back"
+
+
+def _brought_users(rollout: Rollout, onset: float) -> bool:
+    """Whether one of its steps did, in the half hour before."""
+    changes = [one.at for one in rollout.history if one.state in _BRINGS_USERS]
+    return any(onset - LOOK_BACK_S <= at <= onset + ONSET_SLACK_S for at in changes)

@@ -202,7 +202,7 @@ def _report(
         missing = f"{usual.total:.0f} requests of the stable revision, {MIN_STABLE:.0f} say what is usual"
     elif seen.new.total <= 0:
         missing = (
-            f"none of the new revision's {num_seen:.0f} requests tells of it: none got so far, or it is not counted there"
+            f"none of the new revision's {num_seen:.0f} requests tells of it: none got so far, or it is not counted"
             if num_seen > 0
             else "no request of the new revision yet"
         )

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from fleetctl.controller import tables
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.nodes.pool_row import list_pools
-from fleetctl.controller.rollouts.deploy_before import deploy_before
+from fleetctl.controller.rollouts.deploy_before import deploy_before, nothing_to_take_back
 from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 from fleetctl.controller.rollouts.rollout_row import earlier_revision, get_under_way, list_rollouts, put_rollout
 
@@ -60,6 +60,15 @@ def test_what_began_before_a_rollout_did_not_begin_with_it() -> None:
     assert deploy_before([rollout], "chat", 995.0) is rollout, "by as much as a scrape is apart"
     assert deploy_before([rollout], "chat", 1300.0) is rollout
     assert deploy_before([rollout], "chat", 1000.0 + 3600) is None
+
+
+def test_a_rollout_that_went_back_by_itself_is_told_where_a_rollback_would_be_proposed() -> None:
+    back = BEGUN.moved(RolloutState.ROLLED_BACK, at=60.0, by="controller", why="errors")
+    assert deploy_before([back], "chat", 120.0) is None
+    assert nothing_to_take_back([back], "chat", 120.0) == (
+        "rollout-1 of its pool is rolled back already: nothing is left to take back"
+    )
+    assert nothing_to_take_back([back], "code", 120.0).startswith("no rollout of its pool within 30 minutes before")
 
 
 def test_rollback_goes_to_where_the_last_rollout_came_from_and_not_to_what_was_left(tmp_path: Path) -> None:
