@@ -10,8 +10,10 @@ import pytest
 from alerts.arrays import Floats
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Evidence
 from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.evidence.reading import AskedAt, read_all
+from diagnostics.evidence.score import rank_causes
 from diagnostics.query import store_query
 
 BEGIN = 1_700_000_000.0
@@ -88,3 +90,25 @@ def test_xid_of_half_an_hour_ago_counts_while_its_node_takes_no_step(steps: floa
     labels = LabelSet.of({METRIC_NAME: "llm:gpu_critical_xids", "node": "node-0", "pool": "chat", "gpu": "0"})
     store.append_matrix([labels], np.round(AT[during] * 1000).astype(np.int64), ALWAYS[np.newaxis, during])
     assert _answer("gpu_xid", store) == answer
+
+
+@pytest.mark.parametrize(
+    ("of_one", "of_all", "answer"), [(4.0, 1.0, "yes"), (1.1, 1.0, "no"), (4.0, 4.0, "no")], ids=["one", "none", "all"]
+)
+def test_of_engines_that_tell_no_steps_each_node_s_tokens_are_held_against_its_peers(
+    of_one: float, of_all: float, answer: str
+) -> None:
+    tpot = [0.02 * np.where(AT < BEGIN, 1.0, times) for times in (of_one, of_all, of_all, of_all)]
+    assert _answer("slow_tokens", _store(up=[ALWAYS] * 4, tpot_seconds__mean=tpot)) == answer
+
+
+def test_a_node_whose_tokens_are_slow_is_no_pool_that_decodes_slowly() -> None:
+    known = builtin_knowledge()
+    seen = ["slow_tokens", "itl_up", "tokens_slower", "e2e_up", "ttft_up", "slower_than_peers", "queue_waits"]
+    unknown = ["slow_steps", "fell_far_behind", "steps_slower_than_before", "steps_cost_more", "fell_behind"]
+    readings = {
+        name: Evidence(name, name, "yes" if name in seen else "unknown" if name in unknown else "no")
+        for name in known.questions
+    }
+    ranking = rank_causes(known.expectations, known.questions, readings, ["latency"], "pool")
+    assert ranking.best.causes == ("slow_node",)
