@@ -148,3 +148,10 @@ def test_what_is_held_while_nothing_runs_is_a_leak_however_long_prompts_became()
     )
     assert "kv_leak" in _named("latency", f"{seen} e2e_up itl_up steps_slower_than_before prefill_slower")
     assert _named("latency", f"{seen} e2e_up", "kv_by_length") == ("kv_leak",)
+
+
+def test_a_node_that_ends_again_and_again_while_it_starts_never_becomes_ready() -> None:
+    seen = (
+        "starts_fail loading silent gone_for_others ends_again ended_thrice ended_and_back pod_liveness changed_deploy"
+    )
+    assert _named("controller", f"{seen} restarted_by_us") == ("bad_deploy_never_ready",)
