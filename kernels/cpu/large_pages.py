@@ -46,12 +46,12 @@ _shelf = _Shelf()
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A copy there; the tensor itself where there is no memory for one, or nothing to copy."""
+    """A contiguous copy there; the tensor itself where there is no memory for one, or nothing to copy."""
     if tensor.nbytes == 0 or tensor.device.type != "cpu":
-        return tensor
+        return tensor.contiguous()
     try:
         memory, at = _shelf.place(tensor.nbytes)
     except OSError:
-        return tensor
+        return tensor.contiguous()
     found = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape)
     return found.copy_(tensor)

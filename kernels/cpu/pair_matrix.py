@@ -24,7 +24,7 @@ class PairMatrix(PanelMatrix):
 
     def _pack(self, weight: Tensor) -> Tensor:
         # [panel, pair of columns, row of the weight, one of the pair]
-        return weight.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+        return weight.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL)).transpose(1, 2)
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         return product_scratch_bytes(rows, width // 2, group_rows)

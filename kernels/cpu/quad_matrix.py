@@ -32,7 +32,7 @@ class QuadMatrix(PanelMatrix):
     def _pack(self, weight: Tensor) -> Tensor:
         # [panel, four columns, half of a vector's rows, vector of the weight's rows, row, one of the four]
         parts = weight.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL // COLUMNS, 2, COLUMNS // 2))
-        return parts.permute(0, 4, 2, 1, 3, 5).contiguous()
+        return parts.permute(0, 4, 2, 1, 3, 5)
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         return product_scratch_bytes(rows, width // 2, group_rows)

@@ -33,7 +33,7 @@ class TileMatrix(PanelMatrix):
 
     def _pack(self, weight: Tensor) -> Tensor:
         # [panel, step of 32 columns, half of the panel, pair of columns, row of the weight, one of the pair]
-        return weight.view(-1, 2, 16, weight.shape[1] // 32, 16, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+        return weight.view(-1, 2, 16, weight.shape[1] // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         return scratch_bytes((16, width, 2), (min(group_rows, rows + PANEL), PANEL, 4), (1, PANEL, 4), (1, 64, 1))

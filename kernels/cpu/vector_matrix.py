@@ -38,7 +38,7 @@ class VectorMatrix(PanelMatrix):
     block_rows, max_group_rows = BLOCK_ROWS, MAX_GROUP_ROWS
 
     def _pack(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()  # [panel, column, row of the weight]
+        return weight.unflatten(0, (-1, PANEL)).transpose(1, 2)  # [panel, column, row of the weight]
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         held = rows if self.dtype.itemsize == 2 else 0
