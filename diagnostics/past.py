@@ -25,7 +25,7 @@ from diagnostics.evidence.judge import Knowledge
 from diagnostics.evidence.seen_changes import QUERIES as CHANGE_QUERIES
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from diagnostics.inquiry import diagnose_incidents
-from diagnostics.query import sample_query
+from diagnostics.query import NO_DATA, sample_query
 from diagnostics.retrospect import Retrospect
 from diagnostics.scope import PLACES, is_wide, node_scope, scope_contains
 from diagnostics.severity import severity_rank
@@ -213,7 +213,7 @@ def signals_asked(diagnosis: Diagnosis) -> frozenset[str]:
     """The `llm:` series of answers that are unknown for want of a series."""
     names: set[str] = set()
     for one in diagnosis.evidence:
-        if one.answer == "unknown" and one.query and one.why_unknown == "no series has data":
+        if one.answer == "unknown" and one.query and one.why_unknown.startswith(NO_DATA):
             names |= {name for name in metric_names(parse(one.query).root) if name.startswith("llm:")}
     return frozenset(names)
 

@@ -24,6 +24,7 @@ CHANGE_MARGIN_S = 90.0  # a rollout goes on while it already shows, and a change
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
 # From an exporter beside the node, whose own silence ends these series; from the controller; and from gateways.
 _TOLD_BY_OTHERS = ("llm:gpu_", "fleet_", "gateway_")
+NO_DATA = "no series has data"
 _NOTHING = (Matcher(METRIC_NAME, "=", ""),)  # no series is without a name
 
 
@@ -82,7 +83,7 @@ def store_query(store: SeriesStore, at: float) -> RunQuery:
         except (BadExpressionError, QueryError) as error:
             return QueryResult(None, None, f"the query failed: {error}")
         if not samples:
-            return QueryResult(None, None, "no series has data")
+            return QueryResult(None, None, NO_DATA)
         if len(samples) > 1:
             return QueryResult(None, None, f"{len(samples)} series answer where one was expected")
         return QueryResult(samples[0].value, samples[0].at)

@@ -249,6 +249,7 @@ def _tgi(model: str, q: _Quantities) -> list[Level]:
     out.counter("tgi_request_failure", q["invalid"], is_exact=True, err="validation")
     out.histogram("tgi_request_duration", q["finished"], q["e2e"], q["output_sigma"], _VLLM_TIMES)
     out.histogram("tgi_request_queue_duration", q["admitted"], q["queue"], 0.8, _VLLM_TIMES)
+    out.histogram("tgi_request_validation_duration", q["arrivals"], q["frontend"], 0.4, _QUEUE)
     out.histogram("tgi_request_input_length", q["admitted"], q["plain_prompt_tokens"], q["prompt_sigma"], _TOKENS)
     out.histogram("tgi_request_generated_tokens", q["finished"], q["output_tokens"], q["output_sigma"], _TOKENS)
     out.histogram("tgi_request_mean_time_per_token_duration", q["finished"], q["itl"], 0.2, _VLLM_ITL)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from diagnostics.diagnosis import AnswerWord, Evidence
 from diagnostics.evidence.question import Question
-from diagnostics.query import AskedAt, RunQuery, bind_query, without_own_numbers
+from diagnostics.evidence.told_by import untold
+from diagnostics.query import NO_DATA, AskedAt, RunQuery, bind_query, without_own_numbers
 from diagnostics.value_format import format_seconds, format_value
 from diagnostics.walker import fresh_value, silence_of
 
@@ -48,7 +49,11 @@ def read_all(
     of_around = of_numbers if around is scope else _no_past(around, run_query, asked)
     is_long_known = bool(of_around) and _known_s(around, run_query, asked) >= LONG_KNOWN_S
     no_past = _NoPast(of_numbers, "" if is_long_known else of_around)
-    return {one.id: _read(one, scope, run_query, asked, silence, no_past) for one in questions}
+    asks = {one.id: one for one in questions}
+    found = {name: _read(one, scope, run_query, asked, silence, no_past) for name, one in asks.items()}
+    missing = {name: asks[name].template(scope) for name, one in found.items() if one.why_unknown == NO_DATA}
+    never_told = untold(missing, scope, run_query)
+    return {name: replace(one, why_unknown=never_told.get(name, one.why_unknown)) for name, one in found.items()}
 
 
 class _NoPast(NamedTuple):

@@ -151,7 +151,7 @@ CASES = [
         "slow_steps steps_slower steps_slower_than_before itl_up ttft_up slower_than_peers queue_waits",
     ),
     ("slow_node", "gray", "slow_steps steps_slower steps_slower_than_before itl_up kv_free"),
-    ("straggler", "gray", "steps_slower fell_behind steps_slower_than_before kv_free"),
+    ("straggler", "gray", "steps_slower fell_behind slower_beyond_work steps_slower_than_before kv_free"),
     ("decode_slow", "latency", "itl_up steps_slower_than_before steps_cost_more peers_slower_than_before e2e_up"),
     (
         "decode_slow",  # and what takes twice as long holds its blocks for twice as long
@@ -450,8 +450,8 @@ def test_requests_that_come_once_more_after_a_restart_on_purpose_are_no_overload
 
 
 def test_node_a_little_slower_is_no_reason_for_requests_that_take_many_times_as_long() -> None:
-    yes = "steps_slower fell_behind kv_full seats_taken queue_waits ttft_up e2e_up"
-    assert "straggler" in named("gray", "steps_slower fell_behind")
+    yes = "steps_slower fell_behind slower_beyond_work kv_full seats_taken queue_waits ttft_up e2e_up"
+    assert "straggler" in named("gray", "steps_slower fell_behind slower_beyond_work")
     assert named("latency", f"{yes} e2e_far_up", kind="pool") == ("kv_pressure",)
 
 
