@@ -112,3 +112,9 @@ def test_a_node_whose_tokens_are_slow_is_no_pool_that_decodes_slowly() -> None:
     }
     ranking = rank_causes(known.expectations, known.questions, readings, ["latency"], "pool")
     assert ranking.best.causes == ("slow_node",)
+
+
+def test_where_steps_are_told_they_alone_are_asked() -> None:
+    tpot = [0.08 * ALWAYS, *[0.02 * ALWAYS] * 3]
+    told = _store(up=[ALWAYS] * 4, tpot_seconds__mean=tpot, step_seconds__mean=[0.02 * ALWAYS] * 4)
+    assert _answer("slow_tokens", told) == "no"
