@@ -183,6 +183,7 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
             ("no_steps", "no"),
             ("ttft_up", "no"),
             ("slow_steps", "no"),
+            ("slow_tokens", "no"),
         }
         with pytest.raises(BadInputError, match='unknown node "node-11", did you mean "node-1"'):
             controller.inquiry.diagnose(None, {"node": "node-11"})
