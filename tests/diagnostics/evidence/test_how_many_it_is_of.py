@@ -155,3 +155,32 @@ def test_a_node_that_ends_again_and_again_while_it_starts_never_becomes_ready() 
         "starts_fail loading silent gone_for_others ends_again ended_thrice ended_and_back pod_liveness changed_deploy"
     )
     assert _named("controller", f"{seen} restarted_by_us") == ("bad_deploy_never_ready",)
+
+
+@pytest.mark.parametrize(
+    ("deployed_s", "status", "peer_runs", "answer"),
+    [(-20, 1.0, False, "yes"), (-900, 1.0, False, "no"), (-20, 143.0, False, "no"), (-20, 1.0, True, "no")],
+)
+def test_a_new_revision_of_which_no_node_runs_ended_with_its_deploy(
+    deployed_s: float, status: float, peer_runs: bool, answer: str
+) -> None:
+    def node(up: Floats) -> dict[str, Floats]:
+        return {
+            "llm:up": up,
+            "fleet_node_process_up": up,
+            "fleet_node_exit_status": np.where(up == 0, status, np.nan),
+            "deployed": np.where(BEGIN + deployed_s <= AT, BEGIN + deployed_s, np.nan),
+        }
+
+    told = {"node-0": node(1 - _since(0)), "node-1": node(ALWAYS if peer_runs else 1 - _since(20))}
+    assert _answer("ends_after_deploy", told).answer == answer
+
+
+def test_a_pool_whose_new_revision_ends_on_every_node_is_rolled_back() -> None:
+    """Three servers of a new configuration crashed, and no cause was named: an order, the deploy and the silent pool
+    each left it to another."""
+    seen = (
+        "silent process_ended most_silent most_processes_ended restarted_by_us new_revision changed_deploy "
+        "no_node_answers nodes_fewer gone_for_others ended_unasked ended_thrice gpu_idler_than_before pod_restarts"
+    )
+    assert _named("node", f"{seen} ends_after_deploy") == ("bad_deploy_never_ready",)
