@@ -148,3 +148,31 @@ def test_blocks_that_are_no_longer_shared_are_no_long_prompts(hits: float, is_ye
         }
     )
     assert (_answer("large_in_flight", store) == "yes") == is_yes
+
+
+@pytest.mark.parametrize(
+    ("running", "served", "drains", "age_s", "is_yes"),
+    [
+        (0.0, 0.0, 0.0, 9000.0, True),
+        (3.0, 0.0, 0.0, 9000.0, False),
+        (0.0, 0.4, 0.0, 9000.0, False),
+        (0.0, 0.0, 1.0, 9000.0, False),
+        (0.0, 0.0, 0.0, 600.0, False),
+    ],
+    ids=["nothing runs", "its seats are taken", "it serves some", "it drains", "it started lately"],
+)
+def test_a_node_that_refuses_all_with_nothing_at_work_has_lost_its_room(
+    running: float, served: float, drains: float, age_s: float, is_yes: bool
+) -> None:
+    """Permits for requests at once had leaked away: "overloaded", with an idle card, and no cause was named."""
+    since = np.where(AT >= BEGIN, 1.0, 0.0)
+    told = {
+        "llm:up": ALWAYS,
+        "llm:rejected:rate": 0.5 * since,
+        "llm:running": 2 - (2 - running) * since,
+        "llm:waiting": 0 * ALWAYS,
+        "llm:served:rate": 0.5 - (0.5 - served) * since,
+        "llm:draining": drains * since,
+        "llm:deploy_age_seconds": age_s + AT - NOW,
+    }
+    assert (_answer("refuses_all", _store({name: [values] for name, values in told.items()})) == "yes") == is_yes
