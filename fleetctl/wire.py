@@ -567,16 +567,18 @@ class Alert(Wire):
 
     @property
     def told_value(self) -> str:
-        """The number in its summary, with its unit: "501", "60.3ms", "38%". "" where it has none: what the expression
-        of a state gives (0, 1, -1) says nothing to a reader."""
+        """The number in its summary, with its unit: "501", "60.3ms", "38%"; else the expression's, but for that of a state
+        (0, 1, -1, or an increase of one as Prometheus extrapolates it), which says nothing to a reader. "": none."""
         names = sorted((value for value in self.labels.values() if value), key=len, reverse=True)
         said = (
             re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", self.summary) if names else self.summary
         )
-        found = _NUMBER_TOLD.search(said)
-        return "" if found is None else found[0]
+        if (found := _NUMBER_TOLD.search(said)) is not None:
+            return found[0]
+        return "" if self.value is None or round(self.value, 2) in _STATES else f"{self.value:.4g}"
 
 
+_STATES = (-1, 0, 1)
 _NUMBER_TOLD = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?[\w%×]*(?: \d+[smh]\b)*")
 
 

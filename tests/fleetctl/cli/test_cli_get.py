@@ -471,6 +471,7 @@ def test_a_page_without_front_matter_is_all_body() -> None:
         ("node-2: 38.5% of requests fail", 0.385, "38.5%"),
         ("node-2: the last scrape is 2m 5s old", 125.0, "2m 5s"),
         ("node-2 is slow: 130ms a decode step", 0.13, "130ms"),
+        ("a rule of one's own says why, and not how much", 92.25, "92.25"),
     ],
 )
 def test_an_alerts_value_is_told_as_its_summary_has_it_and_a_state_has_none(
