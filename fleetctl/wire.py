@@ -567,8 +567,9 @@ class Alert(Wire):
 
     @property
     def told_value(self) -> str:
-        """The number in its summary, with its unit: "501", "60.3ms", "38%"; else the expression's, but for that of a state
-        (0, 1, -1, or an increase of one as Prometheus extrapolates it), which says nothing to a reader. "": none."""
+        """The number in its summary, with its unit ("501", "60.3ms", "38%"), else the expression's. "": it has none, or
+        that of a state (0, 1, -1, or an increase of one as Prometheus extrapolates it), which says nothing to a reader.
+        """
         names = sorted((value for value in self.labels.values() if value), key=len, reverse=True)
         said = (
             re.sub(rf"(?<!\w)(?:{'|'.join(map(re.escape, names))})(?!\w)", " ", self.summary) if names else self.summary
