@@ -26,7 +26,7 @@ PAST = {"LLMPrefixHitDrop": ("[30m] offset 10m", "[30m] offset 45s"), "LLMNodeDo
 def write_compressed_rules(folder: Path) -> None:
     """Write `rules/first_night.yaml` into a content folder."""
     rules = [
-        {**rule, "for": FOR[rule["alert"]], "expr": _with_past(rule)}
+        {**_with_past(rule), "for": FOR[rule["alert"]]}
         for path in sorted((bundled.FOLDER / "alerts" / "rules").glob("*.yaml"))
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
         for rule in group["rules"]
@@ -38,7 +38,10 @@ def write_compressed_rules(folder: Path) -> None:
     target.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def _with_past(rule: dict[str, Any]) -> str:
+def _with_past(rule: dict[str, Any]) -> dict[str, Any]:
+    """The rule with a shorter past, and with how far it says that it looks back."""
     old, new = PAST.get(rule["alert"], ("", ""))
-    expr: str = rule["expr"]
-    return expr.replace(old, new) if old else expr
+    if not old:
+        return rule
+    notes = {key: text.replace(old, new) if key == "looks_back" else text for key, text in rule["annotations"].items()}
+    return {**rule, "expr": rule["expr"].replace(old, new), "annotations": notes}
