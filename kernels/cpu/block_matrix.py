@@ -40,7 +40,7 @@ from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.recorder import empty_result
 from kernels.cpu.take_columns import take_columns
-from kernels.cpu.task import enter, field, leave, next_run, pointer
+from kernels.cpu.task import chunk_after, enter, field, leave, pointer
 from kernels.cpu.vector import resumed_product
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, BLOCK_ROWS, MAX_GROUP_ROWS, widen_rows
 
@@ -166,13 +166,9 @@ def _multiply(task, space, like, kind):
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     widened = -1  # the group whose rows are in `wide`
     run = field(task, AT.run)
-    chunk = next_run(task, run)
-    last = chunk + run
+    chunk, last = chunk_after(task, -1, 0, run)
     while chunk < num_chunks:
-        following = chunk + 1
-        if following == last:  # now, to know what to prefetch
-            following = next_run(task, run)
-            last = following + run
+        following, last = chunk_after(task, chunk, last, run)  # now, to know what to prefetch
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if widened != begin:

@@ -25,7 +25,7 @@ from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import enter, field, leave, next_run, pointer
+from kernels.cpu.task import chunk_after, enter, field, leave, pointer
 from kernels.cpu.vector_matrix import BLOCK_COLUMNS, MAX_GROUP_ROWS
 
 BLOCK_ROWS = 4
@@ -137,13 +137,9 @@ def _multiply(task, x, space, like, way):
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     read = -1  # the group whose rows are in `signed`
     run = field(task, AT.run)
-    chunk = next_run(task, run)
-    last = chunk + run
+    chunk, last = chunk_after(task, -1, 0, run)
     while chunk < num_chunks:
-        following = chunk + 1
-        if following == last:  # now, to know what to prefetch
-            following = next_run(task, run)
-            last = following + run
+        following, last = chunk_after(task, chunk, last, run)  # now, to know what to prefetch
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if read != begin:

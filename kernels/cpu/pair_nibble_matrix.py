@@ -20,7 +20,7 @@ from kernels.cpu.numba_options import EXACT
 from kernels.cpu.pair_nibble_vectors import BLOCK_BYTES, PAIRS_BYTES, pair_nibble_product, scaled_product, unpack_pairs
 from kernels.cpu.panel_matrix import AT, epilogue, part_of
 from kernels.cpu.parallel_region import ParallelRegion
-from kernels.cpu.task import enter, field, leave, next_run, pointer
+from kernels.cpu.task import chunk_after, enter, field, leave, pointer
 
 BLOCK_ROWS = 4
 DIRECT_ROWS = 8  # are multiplied from the blocks themselves
@@ -99,13 +99,9 @@ def _multiply(task, space):
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     read = -1  # the group whose last rows are in `rest`
     run = field(task, AT.run)
-    chunk = next_run(task, run)
-    last = chunk + run
+    chunk, last = chunk_after(task, -1, 0, run)
     while chunk < num_chunks:
-        following = chunk + 1
-        if following == last:  # now, to know what to prefetch
-            following = next_run(task, run)
-            last = following + run
+        following, last = chunk_after(task, chunk, last, run)  # now, to know what to prefetch
         begin, panel = chunk // num_panels * group_rows, chunk % num_panels
         count = min(group_rows, rows - begin)
         if read != begin:

@@ -37,6 +37,7 @@ __all__ = [
     "AT_HEADER",
     "FIELD_BYTES",
     "TaskHeader",
+    "chunk_after",
     "encode",
     "enter",
     "fetch_add",
@@ -44,7 +45,6 @@ __all__ = [
     "float32_field",
     "leave",
     "next_chunk",
-    "next_run",
     "offsets_of",
     "pointer",
 ]
@@ -180,11 +180,20 @@ def leave(task):
 @njit(**EXACT)
 def next_chunk(task):
     """The index of a chunk that no thread has taken yet, one atomic addition: OpenMP's dynamic schedule."""
-    return next_run(task, 1)
+    return _next_run(task, 1)
 
 
 @njit(**EXACT)
-def next_run(task, length):
-    """The first of so many chunks that no thread has taken yet, some of which may be past the last one."""
+def chunk_after(task, chunk, last, length):
+    """The chunk after this one of a thread's run, and where its run ends; else the first of another run of so many that
+    no thread has taken yet, some of which may be past the last one. Of -1, before 0: the first of the first run."""
+    if chunk + 1 < last:
+        return chunk + 1, last
+    first = _next_run(task, length)
+    return first, first + length
+
+
+@njit(**EXACT)
+def _next_run(task, length):
     _store_time(field(task, AT_HEADER.progress))
     return fetch_add(task, AT_HEADER.chunks_taken, length)
