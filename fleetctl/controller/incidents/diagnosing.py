@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from alerts.series.store import SeriesStore
 from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import Incident, told_elsewhere, with_diagnosis
+from diagnostics.incident import Incident, nodes_of, told_elsewhere, with_diagnosis
 from diagnostics.inquiry import diagnose_alerts
-from diagnostics.scope import Nodes, node_scope, scope_text
+from diagnostics.scope import Nodes, node_scope, nodes_in_scope, scope_text
 from diagnostics.splitting import CausePair, split_incident
 from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.its_node import MAX_NODES_ASKED, at_its_node, is_of_one, named
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import IncidentSettings
 
 log = structlog.get_logger()
+
+LOCATE_EVERY_S = 30.0  # a node that could not be told apart is looked for again
+
+
+class _Located(NamedTuple):
+    """Which node has the cause that an incident of several was given, or that it could not be told."""
+
+    cause: str | None
+    node: str | None
+    at: float
 
 
 class Diagnosing:
@@ -53,6 +64,7 @@ class Diagnosing:
         self._clock = records.clock
         self._pace = Pace(limits.diagnose_every_s, limits.diagnose_for_s, limits.rediagnose_every_s)
         self._courses: dict[str, Course] = {}
+        self._located: dict[str, _Located] = {}
 
     async def diagnose_incidents(self) -> None:
         """Walk the trees of every open incident that is due."""
@@ -60,6 +72,7 @@ class Diagnosing:
         incidents = self._book.open_incidents()
         for gone in self._courses.keys() - {incident.id for incident in incidents}:
             del self._courses[gone]
+            self._located.pop(gone, None)
         content = self._content.current
         for incident in incidents:
             course = self._courses.setdefault(incident.id, Course.of(incident, now))
@@ -79,8 +92,22 @@ class Diagnosing:
                 incident.onset_at,
                 told_elsewhere(incident, incidents),
             )
-            await self._consider(incident.id, found, course, why)
+            await self._consider(incident.id, self._located_in(incident, found, now), course, why)
             await self._split(incident.id, course, now)
+
+    def _located_in(self, incident: Incident, found: Diagnosis, now: float) -> Diagnosis:
+        """What "a node of" a place has, told of that node by its name: where one alone has it."""
+        if incident.scope.get("node") or not is_of_one(found):
+            return found
+        before = self._located.get(incident.id)
+        if before is None or before.cause != found.cause or (not before.node and now - before.at >= LOCATE_EVERY_S):
+            known = self._known_nodes()
+            inside = nodes_in_scope(incident.scope, known)
+            suspects = inside if len(inside) <= MAX_NODES_ASKED else inside.intersection(nodes_of(incident))
+            its = at_its_node(found, suspects, known, self._content.current, self._store, now)
+            before = self._located[incident.id] = _Located(found.cause, its[0] if its is not None else None, now)
+        place = scope_text(incident.scope)
+        return found if before.node is None else replace(found, title=named(found.title, before.node, place))
 
     async def _consider(self, incident_id: str, found: Diagnosis, course: Course, why: str) -> None:
         incident = self._book.get(incident_id)

@@ -18,14 +18,13 @@ from diagnostics.inquiry import onsets_elsewhere
 from diagnostics.scope import PLACES, node_scope, scope_contains, scope_of, shared_places
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
+from fleetctl.controller.incidents.its_node import at_its_node, is_of_one
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
 
 _STANDS = ("pending", "firing", "unknown")
 MAX_PENDING_TREES = 3  # of a verdict's time: each is judged anew
-MAX_NODES_ASKED = 8  # the same
-ONE_OF_THEM = "A node of "  # how a title begins whose cause one node of the place has
 _NODES_WITH_SIGNALS = 'group by (node, pool, model, zone, revision) ({__name__=~"llm:.+",node!=""})'
 
 
@@ -94,17 +93,12 @@ class Inquiry:
 
     def _at_its_node(self, found: Diagnosis, where: Mapping[str, str], now: float) -> Diagnosis:
         """What "a node of" the place has, as it is told of that node, which has a name: where one alone has it."""
-        if where.get("node") or not found.title.startswith(ONE_OF_THEM):
+        if where.get("node") or not is_of_one(found):
             return found
-        known, content = self._known_nodes(now), self._content.current
+        known = self._known_nodes(now)
         nodes = [name for name, place in known.items() if scope_contains(where, {"node": name, **place})]
-        if len(nodes) > MAX_NODES_ASKED:
-            return found
-        asked = (
-            look_around(content.knowledge, content.trees, node_scope(name, known), self._store, now) for name in nodes
-        )
-        same = [one for one in asked if one.cause == found.cause]
-        return same[0] if len(same) == 1 else found
+        its = at_its_node(found, nodes, known, self._content.current, self._store, now)
+        return found if its is None else its[1]
 
     def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:
         reason = self._content.current.no_tree.get(alert.name)

@@ -37,11 +37,13 @@ def make_alert(name: str, at: float, severity: str = "page") -> FiredAlert:
     return FiredAlert(f"{name}-node-1", name, severity, "firing", labels, active_at=at, fired_at=at)
 
 
-def fill(controller: Controller, clock: DrivenClock, seconds: int, **changes: Mapping[str, float]) -> None:
-    """Time passes, with `changes` on node_1; the last of it is now."""
+def fill(
+    controller: Controller, clock: DrivenClock, seconds: int, num_nodes: int = 2, **changes: Mapping[str, float]
+) -> None:
+    """Time passes, with `changes` on node_1 and so on; the last of it is now."""
     for _ in range(0, seconds, 10):
         clock.move(10.0)
-        for node in ("node-1", "node-2"):
+        for node in (f"node-{number + 1}" for number in range(num_nodes)):
             values = CALM | dict(changes.get(node.replace("-", "_"), {}))
             for name, value in values.items():
                 controller.store.append({"__name__": name, "node": node, "pool": "default"}, clock.now(), value)
@@ -211,3 +213,23 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
             assert standing.diagnosis.at == clock.now()  # the evidence that is shown is the latest
             fill(controller, clock, 10, node_1=PREFIX, node_2=PREFIX)
         assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3
+
+
+async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp_path: Path) -> None:
+    """ "A node of pool default gives wrong answers" sent who was paged to look for it."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=3), NoProvider(), clock) as controller:
+        for row in await controller.database.read(list_nodes):
+            controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
+        fine, wrong = ({"llm:output_ok": value, "llm:requests:rate": 1.0} for value in (1.0, 0.0))
+        fill(controller, clock, 600, 3, node_1=fine, node_2=fine, node_3=fine)
+        fill(controller, clock, 60, 3, node_1=fine, node_2=wrong, node_3=fine)
+        alert = make_alert("LLMOfThePool", clock.now())
+        await controller.book.store_incident(open_incident(replace(alert, labels={"pool": "default"}), clock.now()))
+        await controller.diagnosing.diagnose_incidents()
+        (standing,) = controller.book.open_incidents()
+        assert standing.diagnosis is not None
+        assert standing.diagnosis.cause == "wrong_output"
+        assert standing.diagnosis.title.startswith("node-2 gives wrong answers")
+        (told_then,) = await told(controller, "diagnosis.named")
+        assert told_then.startswith("node-2 gives wrong answers")
