@@ -11,7 +11,14 @@ from diagnostics.bench.case import NodeForm
 
 OUT = ["drain", "replace"]  # what no fault of clients, gateway, routing or load may bring about
 RESTART_S, APART_S = 50, 90  # of a rollout, node by node
-ENGINES = {"vllm": 45, "sglang": 22, "trtllm": 13, "tgi": 10, "fleetctl": 10}  # as often as one meets them
+ENGINES = {
+    "vllm": 40,
+    "sglang": 20,
+    "trtllm": 12,
+    "llamacpp": 10,
+    "tgi": 9,
+    "fleetctl": 9,
+}  # as often as one meets them
 
 
 @dataclass(slots=True)
@@ -23,12 +30,30 @@ class RandomFleet:
     gateway: bool
     controller: bool
     rng: random.Random
+    gpu: bool = True  # somebody reads its cards
+    is_quiet: bool = False  # a request or a few in a minute: whoever looks after five has seen next to nothing
     series: list[dict[str, Any]] = field(default_factory=list)
+    beside: list[NodeForm] = field(default_factory=list)  # nodes of another pool, to which nothing happens
+    changes: list[dict[str, Any]] = field(default_factory=list)  # how it is, or was before
+    facts: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def engine(self) -> str:
-        """Of all its nodes."""
+        """Of its first node, and of all where nothing else is said."""
         return self.nodes[0].engine
+
+    def has(self, *engines: str) -> bool:
+        """Whether one of its nodes is of one of these."""
+        return any(one.engine in engines for one in self.nodes)
+
+    def only(self, *engines: str) -> bool:
+        """Whether all are."""
+        return all(one.engine in engines for one in self.nodes)
+
+    @property
+    def tells_cancelled(self) -> bool:
+        """Whether anybody counts who hangs up: TGI and llama.cpp do not."""
+        return self.gateway or not self.has("tgi", "llamacpp")
 
     @property
     def names(self) -> list[str]:
@@ -61,6 +86,13 @@ Fault = Callable[[RandomFleet], Happening | None]
 def change(what: str, on: str | list[str] = "all", **how: Any) -> dict[str, Any]:
     """A change as a case has it."""
     return {"what": what, "on": on, **how}
+
+
+def native(engine: str) -> str:
+    """The names of all metrics of an engine's own."""
+    return {"vllm": "vllm:*", "sglang": "sglang:*", "tgi": "tgi_*", "trtllm": "trtllm_*", "llamacpp": "llamacpp:*"}.get(
+        engine, "vllm:*"
+    )
 
 
 def rollout(fleet: RandomFleet, **what: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

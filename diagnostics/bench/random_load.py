@@ -24,7 +24,7 @@ def refused_for_want_of_room(fleet: RandomFleet) -> Happening:
 
 
 def impatient_clients(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine == "tgi":
+    if not fleet.tells_cancelled:
         return None
     fleet.load["seats"] = max(4, fleet.load["seats"] // 3)
     changes = [change("patience_seconds", to=4), change("arrivals", times=2.5)]
@@ -32,7 +32,7 @@ def impatient_clients(fleet: RandomFleet) -> Happening | None:
 
 
 def clients_ask_again(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine == "tgi":
+    if not fleet.tells_cancelled:
         return None
     fleet.load["patience_seconds"] = 15
     ramp: dict[str, Any] = {"shape": "ramp", "over": 240}
@@ -46,7 +46,7 @@ def clients_ask_again(fleet: RandomFleet) -> Happening | None:
 
 
 def clients_hang_up(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine == "tgi":
+    if not fleet.tells_cancelled:
         return None
     return Happening(("client_disconnects",), [change("abort_ratio", to=fleet.some(0.2, 0.35, 0.5))], not_remedies=OUT)
 
@@ -67,7 +67,9 @@ def traffic_cut_off(fleet: RandomFleet) -> Happening:
     return Happening(("network_path", "gateway_down", "slow_tool"), [change("arrivals", to=0)], not_remedies=OUT)
 
 
-def too_long_requests(fleet: RandomFleet) -> Happening:
+def too_long_requests(fleet: RandomFleet) -> Happening | None:
+    if fleet.has("llamacpp"):
+        return None
     changes = [change("invalid_ratio", to=fleet.some(0.15, 0.3, 0.5))]
     return Happening(("oversized_request",), changes, not_remedies=OUT)
 
@@ -84,7 +86,7 @@ def longer_prompts(fleet: RandomFleet) -> Happening:
 
 
 def a_few_giant_prompts(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine in ("trtllm", "tgi"):
+    if fleet.has("trtllm", "tgi", "llamacpp"):
         return None
     fleet.load["kv_tokens"] = max(fleet.load["kv_tokens"], 300_000)
     changes = [
@@ -96,14 +98,14 @@ def a_few_giant_prompts(fleet: RandomFleet) -> Happening | None:
 
 
 def one_giant_prompt_in_prefill(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine != "fleetctl":
+    if not fleet.only("fleetctl"):
         return None
     changes = [change("prefill_hog", fleet.some_node(), to=0.8), change("giant_tokens", to=100_000)]
     return Happening(("long_context_outlier",), changes, not_remedies=OUT)
 
 
 def prompts_share_no_more(fleet: RandomFleet) -> Happening | None:
-    if fleet.load["hit_ratio"] < 0.4 or fleet.engine == "tgi":
+    if fleet.load["hit_ratio"] < 0.4 or fleet.has("tgi"):
         return None
     changes = [change("hit_ratio", to=fleet.some(0.02, 0.1, 0.2))]
     return Happening(("prefix_cache_broken", "prefix_routing"), changes, not_remedies=OUT)
@@ -176,3 +178,19 @@ LOAD_FAULTS: tuple[Fault, ...] = (
     the_gateway_is_slow,
     a_node_is_not_reached,
 )
+
+COUNTED_LOAD_FAULTS: tuple[Fault, ...] = (
+    more_arrivals,
+    refused_for_want_of_room,
+    impatient_clients,
+    clients_ask_again,
+    one_tenant_sends_more,
+    traffic_cut_off,
+    a_few_giant_prompts,
+    fewer_seats,
+    frontend_is_short,
+    uneven_routing,
+    node_gets_nothing,
+    a_node_is_not_reached,
+)
+"""Those that only many requests show."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from diagnostics.bench.random_fleet import OUT, RESTART_S, Fault, Happening, RandomFleet, change, rollout
+from diagnostics.bench.random_fleet import OUT, RESTART_S, Fault, Happening, RandomFleet, change, native, rollout
 
 
-def _card(fleet: RandomFleet, slow: float, **readings: float) -> list[dict[str, Any]]:
+def card(fleet: RandomFleet, slow: float, **readings: float) -> list[dict[str, Any]]:
+    """Changed readings of one card, whose node computes so many times as long."""
     node = fleet.some_node()
     return [
         *(change(f"DCGM_FI_DEV_{name}", node, to=to) for name, to in readings.items()),
@@ -26,14 +27,14 @@ def restart_is_slow(fleet: RandomFleet) -> Happening:
 
 
 def upgrade_breaks_sharing(fleet: RandomFleet) -> Happening | None:
-    if fleet.load["hit_ratio"] < 0.4 or fleet.engine == "tgi":
+    if fleet.load["hit_ratio"] < 0.4 or fleet.has("tgi"):
         return None
     changes, facts = rollout(fleet, hit_ratio=fleet.some(0.05, 0.15))
     return Happening(("prefix_by_upgrade", "caching_off"), changes, facts, OUT)
 
 
 def upgrade_stops_chunking(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine == "tgi":
+    if fleet.has("tgi", "llamacpp"):
         return None
     fleet.load |= {"prompt_tokens": 6000, "hit_ratio": 0.1}
     changes, facts = rollout(fleet, chunking=0)
@@ -46,7 +47,7 @@ def upgrade_has_less_cache(fleet: RandomFleet) -> Happening:
 
 
 def canary_fails(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine in ("sglang", "tgi"):
+    if fleet.engine in ("sglang", "tgi", "llamacpp"):
         return None
     node = fleet.names[0]
     what = "http_error_ratio" if fleet.engine == "vllm" else "error_ratio"
@@ -78,7 +79,9 @@ def all_decode_slowly(fleet: RandomFleet) -> Happening:
     return Happening(("decode_slow", "overload"), changes, not_remedies=OUT)
 
 
-def cards_wait(fleet: RandomFleet) -> Happening:
+def cards_wait(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
     changes = [change("slow", to=fleet.some(2.5, 4)), change("gpu_busy", to=0.25)]
     return Happening(("gpu_idle", "decode_slow", "busy_host"), changes)
 
@@ -111,13 +114,13 @@ def a_node_hangs(fleet: RandomFleet) -> Happening:
 
 
 def a_node_answers_500(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine not in ("vllm", "sglang"):
+    if not fleet.only("vllm", "sglang"):
         return None
     return Happening(("node_down", "core_hung"), [change("http_error_ratio", fleet.some_node(), to=1)])
 
 
 def all_fail(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine in ("sglang", "tgi"):
+    if fleet.has("sglang", "tgi", "llamacpp"):
         return None
     changes = [change("error_ratio", to=fleet.some(0.2, 0.5))]
     return Happening(("correlated_failure", "poison_request", "bad_deploy_errors"), changes, not_remedies=OUT)
@@ -144,47 +147,58 @@ def scaled_away(fleet: RandomFleet) -> Happening | None:
     return Happening(("capacity_lost", "overload", "correlated_failure"), changes, facts, OUT)
 
 
-def a_card_is_hot(fleet: RandomFleet) -> Happening:
+def a_card_is_hot(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
     reasons = fleet.some(32, 64, 72)
-    return Happening(("gpu_thermal",), _card(fleet, 1.5, SM_CLOCK=900, GPU_TEMP=90, CLOCKS_EVENT_REASONS=reasons))
+    return Happening(("gpu_thermal",), card(fleet, 1.5, SM_CLOCK=900, GPU_TEMP=90, CLOCKS_EVENT_REASONS=reasons))
 
 
-def a_card_lacks_power(fleet: RandomFleet) -> Happening:
+def a_card_lacks_power(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
     reasons = fleet.some(8, 128)
-    return Happening(("gpu_power",), _card(fleet, 1.8, SM_CLOCK=700, POWER_USAGE=140, CLOCKS_EVENT_REASONS=reasons))
+    return Happening(("gpu_power",), card(fleet, 1.8, SM_CLOCK=700, POWER_USAGE=140, CLOCKS_EVENT_REASONS=reasons))
 
 
-def a_cards_clock_is_low(fleet: RandomFleet) -> Happening:
+def a_cards_clock_is_low(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
     causes = ("gpu_clock", "slow_node", "straggler", "gpu_power")
-    return Happening(causes, _card(fleet, 1.5, SM_CLOCK=fleet.some(700, 900)))
+    return Happening(causes, card(fleet, 1.5, SM_CLOCK=fleet.some(700, 900)))
 
 
-def a_card_reports_an_xid(fleet: RandomFleet) -> Happening:
+def a_card_reports_an_xid(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
     causes = ("gpu_fault", "core_hung", "gpu_ecc", "gpu_links")
-    return Happening(causes, _card(fleet, 1.0, XID_ERRORS=fleet.some(48, 62, 74, 95, 119)))
+    return Happening(causes, card(fleet, 1.0, XID_ERRORS=fleet.some(48, 62, 74, 95, 119)))
 
 
-def a_row_cannot_be_remapped(fleet: RandomFleet) -> Happening:
-    return Happening(("gpu_ecc", "gpu_fault"), _card(fleet, 1.0, ROW_REMAP_FAILURE=1))
+def a_row_cannot_be_remapped(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
+    return Happening(("gpu_ecc", "gpu_fault"), card(fleet, 1.0, ROW_REMAP_FAILURE=1))
 
 
-def a_bus_sends_again(fleet: RandomFleet) -> Happening:
-    return Happening(("gpu_links", "slow_node"), _card(fleet, 1.3, PCIE_REPLAY_COUNTER=8))
+def a_bus_sends_again(fleet: RandomFleet) -> Happening | None:
+    if not fleet.gpu:
+        return None
+    return Happening(("gpu_links", "slow_node"), card(fleet, 1.3, PCIE_REPLAY_COUNTER=8))
 
 
 def blocks_leak(fleet: RandomFleet) -> Happening | None:
-    if fleet.engine == "tgi":
+    if fleet.has("tgi", "llamacpp"):
         return None
     changes = [change("kv_leak", fleet.some_node(), to=0.93, shape="ramp", over=240)]
     return Happening(("kv_leak", "kv_pressure"), changes)
 
 
 def metrics_vanish(fleet: RandomFleet) -> Happening | None:
-    names = {"vllm": "vllm:*", "sglang": "sglang:*", "tgi": "tgi_*"}
-    if fleet.engine not in names:
+    node = fleet.rng.choice(fleet.nodes)
+    if node.engine == "fleetctl":
         return None
-    changes = [change(names[fleet.engine], fleet.some_node(), shape="vanish")]
-    return Happening(("signals_missing",), changes, not_remedies=OUT)
+    return Happening(("signals_missing",), [change(native(node.engine), node.name, shape="vanish")], not_remedies=OUT)
 
 
 NODE_FAULTS: tuple[Fault, ...] = (
@@ -216,3 +230,22 @@ NODE_FAULTS: tuple[Fault, ...] = (
     blocks_leak,
     metrics_vanish,
 )
+
+COUNTED_NODE_FAULTS: tuple[Fault, ...] = (
+    upgrade_stops_chunking,
+    upgrade_has_less_cache,
+    canary_fails,
+    all_fail,
+    scaled_away,
+)
+"""Those that only many requests show."""
+
+SECOND_FAULTS: tuple[Fault, ...] = (
+    one_node_is_slow,
+    a_node_dies,
+    a_card_is_hot,
+    a_node_hangs,
+    metrics_vanish,
+    blocks_leak,
+)
+"""Those that may begin beside another one."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 from diagnostics.bench.random_cases import FAULTS, random_cases
+from diagnostics.bench.random_circumstances import CIRCUMSTANCES, nothing_told
+from diagnostics.bench.random_course import CAN_DRIFT, CAN_TURN
+from diagnostics.bench.random_fleet import random_fleet
 from diagnostics.bench.random_health import HEALTHY
 from diagnostics.bench.recording import record
 from diagnostics.cause import builtin_causes
@@ -22,11 +27,39 @@ def test_each_fault_comes_once_before_any_comes_twice_and_some_fleets_stay_well(
 
 
 def test_what_is_expected_is_a_cause_that_there_is() -> None:
-    named = {cause for one in random_cases(3 * len(FAULTS), 6) for cause in one.expect.causes}
+    named = {cause for one in random_cases(2 * len(FAULTS), 6) for cause in one.expect.causes}
     assert named <= builtin_causes().keys()
-    assert len(named) > 35
+    assert len(named) > 65
 
 
 def test_case_of_each_kind_can_be_recorded() -> None:
     for case in random_cases(len(FAULTS) + len(HEALTHY), 8)[::9]:
         assert record(case.model_copy(update={"before": 120.0, "after": 60.0})).nodes
+
+
+def test_fault_that_can_drift_or_turn_is_one_that_there_is() -> None:
+    assert {one.__name__ for one in FAULTS} >= CAN_DRIFT | CAN_TURN
+
+
+def test_cases_come_in_each_circumstance_and_course() -> None:
+    titles = " ".join(one.title for one in random_cases(6 * len(FAULTS), 9))
+    words = [one.__name__.replace("_", " ") for one in CIRCUMSTANCES]
+    assert [word for word in (*words, "slowly", "to and fro") if word not in titles] == []
+
+
+def test_two_faults_at_once_want_a_name_of_each() -> None:
+    twos = [one for one in random_cases(6 * len(FAULTS), 9) if one.expect.both]
+    assert twos
+    assert all(len(one.expect.both) == 2 for one in twos)
+
+
+def test_fleet_that_nobody_tells_of_has_neither_gateway_nor_controller_nor_cards() -> None:
+    fleet = random_fleet(random.Random(1))
+    assert nothing_told(fleet)
+    assert (fleet.gateway, fleet.controller, fleet.gpu) == (False, False, False)
+
+
+def test_what_happens_to_all_spares_the_other_pool() -> None:
+    beside = [one for one in random_cases(4 * len(FAULTS), 9) if len({node.pool for node in one.nodes}) == 2]
+    assert beside
+    assert all("all" not in change.on for one in beside for change in one.changes)
