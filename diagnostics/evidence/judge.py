@@ -49,7 +49,10 @@ TRAFFIC = (
     "sum(llm:aborted:rate{{{scope}}}) / (sum(llm:requests:rate{{{scope}}}) > 0)",
     "max(llm:arrivals_share{{{scope}}})",
     "avg(llm:e2e_seconds:mean{{{scope}}} > 0)",
+    "sum(llm:running{{{scope}}})",  # what comes, times how long each takes: either shows in it at once
 )
+DRIFT_S = 3600.0  # of alerts that have always stood, where nothing changed at once: what crept up is so young
+LEAST_DRIFT_S = 900.0  # and has so much of the record before it, at the least
 LEAST_PAST_S = 90.0  # of a record: half a minute until rates have values, and a minute of them
 RANK = {"unknown": 0, "likely": 1, "confirmed": 2}
 STARTED_LATELY_S = 600.0  # as the question `started_lately`
@@ -180,7 +183,9 @@ def _onset_of_alerts(
     """When what the alerts tell of began.
 
     Alerts as old as the record leave nothing to compare with, and those that have stood for hours are how it always is:
-    where something has changed since, for good, that change is asked about; what the alerts tell of comes first.
+    where something has changed since, for good, that change is asked about; what the alerts tell of comes first. Where
+    nothing changed at once, now is compared with an hour ago, or with as early as there is a past: what creeps up has
+    no moment.
     """
     onset = onset_of_series(templates, scope, store, active_at, now)
     since = kept_since(store)
@@ -192,7 +197,7 @@ def _onset_of_alerts(
         later = onset_of_series(asked, scope, store, now, now, not_before=since + AGED_S)
         if onset.late < later.at < now:
             return later
-    return onset
+    return replace(onset, past_until=min(now, max(since + AGED_S + LEAST_DRIFT_S, now - DRIFT_S)))
 
 
 def onset_of_series(
@@ -330,7 +335,7 @@ def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, know
 
 def asked_at(onset: Onset, store: SeriesStore, now: float) -> AskedAt:
     """When a question is asked about what began then."""
-    return AskedAt(now, onset.early, onset.late, began=onset.at, kept_since=kept_since(store))
+    return AskedAt(now, onset.compares_until, onset.late, began=onset.at, kept_since=kept_since(store))
 
 
 def kept_since(store: SeriesStore) -> float | None:

@@ -37,6 +37,12 @@ class Onset:
     early: float
     late: float
     how: str  # for a reader: where it comes from
+    past_until: float | None = None  # where a past to compare with ends, if later than `early`: of what has always been
+
+    @property
+    def compares_until(self) -> float:
+        """Where a past to compare with ends."""
+        return self.early if self.past_until is None else max(self.early, self.past_until)
 
 
 def alert_onset(active_at: float) -> Onset:

@@ -74,6 +74,8 @@ CASES = [
     ),
     ("client_disconnects", "errors", "clients_hang_up served_fell"),
     ("tenant_flood", "capacity", "tenant_grew arrivals_up queue_waits queue_everywhere ttft_up"),
+    # nobody waits: all share their steps with thirty of one tenant
+    ("tenant_flood", "latency", "tenant_holds_more arrivals_up running_up itl_up steps_slower_than_before e2e_up"),
     ("capacity_lost", "capacity", "nodes_fewer queue_waits queue_everywhere running_up ttft_up"),
     (
         "long_prompts",

@@ -58,6 +58,13 @@ def test_where_nothing_changed_since_the_alerts_keep_their_own_beginning() -> No
     assert _answer(said, "arrivals_up") != "yes"
 
 
+def test_what_crept_up_under_alerts_that_have_always_stood_is_seen_against_an_hour_ago() -> None:
+    """No moment at which it changed: against its last half hour it never rises."""
+    said = _said(lambda at: np.clip(1.0 + (at - (NOW - 3600)) / 3600, 1.0, None))
+    assert _answer(said, "arrivals_up") == "yes"
+    assert _answer(_said(np.ones_like), "arrivals_up") == "no"
+
+
 def test_what_other_trees_show_is_asked_about_under_alerts_that_have_always_stood() -> None:
     """First tokens are as late as ever, and lately clients hang up: no series of the alert shows it."""
     at = np.arange(BEGAN, NOW + 1, 15.0)
