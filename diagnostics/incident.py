@@ -34,6 +34,7 @@ HARMS_MOST = (
     "LLMQueueGrowing",
 )
 """Of alerts of one severity, what users suffer from most, the worst first; those not named come after them."""
+LOOKS_BACK = "looks_back"  # the annotation of a rule whose expression waits by itself
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
 
@@ -134,15 +135,15 @@ def fired_alert(active: AlertLike) -> FiredAlert:
         active_at=active.active_at,
         fired_at=active.fired_at,
         resolved_at=active.resolved_at,
-        looks_back_s=looks_back_s(active.annotations),
+        looks_back_s=looks_back_s(active.annotations.get(LOOKS_BACK, "")),
     )
 
 
-def looks_back_s(annotations: Mapping[str, str]) -> float:
-    """How far an alert's expression looks back, by its annotation `looks_back`: that a node was silent for a minute is
-    true a minute after its last word. 0 where it says nothing, or nothing that is a duration."""
+def looks_back_s(told: str) -> float:
+    """How far an alert's expression looks back, as its annotation `looks_back` tells: that a node was silent for a
+    minute is true a minute after its last word. 0 where it says nothing, or nothing that is a duration."""
     try:
-        return parse_duration_s(annotations.get("looks_back", "0"))
+        return parse_duration_s(told)
     except BadDurationError:
         return 0.0
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
-from diagnostics.record import EvidenceRecord, Impact, IncidentRecord, RunRecord
+from diagnostics.record import EventRecord, EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
 from diagnostics.severity import sev_level
 from diagnostics.unanswered import counted, part_unanswered
@@ -26,6 +26,7 @@ from diagnostics.value_format import came_after, format_seconds, format_value
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 MAX_AROUND_ROWS = 60
 NOT_RECORDED = "not recorded"
+DEPLOY_SLACK_S = 15.0  # an onset is dated to a scrape: what began so long before its rollout may have begun with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Durations:
     to_detect_s: float | None  # first bad sample of a firing alert to the incident
     to_diagnose_s: float | None  # incident to when its cause was first named, or to what was said in place of one
     to_decide_s: float | None  # first proposal to its approval
-    to_mitigate_s: float | None  # incident to the end of its first run that succeeded
+    to_mitigate_s: float | None  # incident to the end of its first run that succeeded, or of the rollback below
     to_resolve_s: float | None  # incident to resolved
 
 
@@ -59,12 +60,34 @@ def began_at(incident: IncidentRecord) -> float:
     return min(at for at in told if at is not None)
 
 
+def taken_back(incident: IncidentRecord) -> EventRecord | None:
+    """The end of the rollback that mitigated it: of the rollout that it began with. None where none went back.
+
+    Of one node, only where the rollout started it: one of the revision before is not mended by that.
+    """
+    told = sorted([*incident.around, *incident.timeline], key=lambda event: event.at)
+    began, until = began_at(incident), incident.resolved_at
+    node, pool = incident.scope.get("node"), incident.scope.get("pool")
+    for back in told:
+        is_meanwhile = began <= back.at and (until is None or back.at <= until)
+        if back.kind != "rollout.rolled_back" or not is_meanwhile or (pool and back.data.get("pool") != pool):
+            continue
+        steps = [one.at for one in told if one.data.get("rollout") == back.data.get("rollout") and one is not back]
+        if not steps or steps[0] > began + DEPLOY_SLACK_S:
+            continue
+        if node and not any(one.kind == "node.started" and one.node == node and one.at >= steps[0] for one in told):
+            continue
+        return back
+    return None
+
+
 def durations(incident: IncidentRecord) -> Durations:
     """How long each part took, as far as it was recorded."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
     # A change by hand, for something else or before it opened, is what may have caused it as well as what mended it.
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded" and not run.is_apart]
+    helped += [back.at for back in (taken_back(incident),) if back is not None]
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
     named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
     found = incident.diagnosis
@@ -93,12 +116,19 @@ def clock_words(incident: IncidentRecord) -> str:
     named_s = took.to_diagnose_s if has_cause else None
     parts = [
         f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named",
-        f"it was mitigated after {format_seconds(mitigated_s)}"
+        f"it was mitigated after {format_seconds(mitigated_s)}{_by_rollback(incident)}"
         if took.to_mitigate_s is not None
         else f"it ended after {format_seconds(mitigated_s)}, mitigated by no run",
     ]
     is_met = named_s is not None and max(named_s, mitigated_s) <= level.within_s
     return f"{asked}; {' and '.join(parts)}: {'met' if is_met else 'missed'}."
+
+
+def _by_rollback(incident: IncidentRecord) -> str:
+    """What is said of a mitigation that a rollback was; "" where a run was it."""
+    back = taken_back(incident)
+    helped = any(run.status == "succeeded" and not run.is_apart for run in incident.runs)
+    return "" if back is None or helped else f", as {back.data.get('rollout', 'its rollout')} was rolled back"
 
 
 def render(report: PostmortemInput) -> str:
@@ -116,6 +146,8 @@ def render(report: PostmortemInput) -> str:
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
         effects=report.effects,
+        taken_back=taken_back(incident),
+        by_rollback=_by_rollback(incident),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
         earlier=[run for run in incident.runs if _is_earlier(run, incident)],
         around=incident.around[-MAX_AROUND_ROWS:],
@@ -191,7 +223,7 @@ def follow_ups(report: PostmortemInput) -> list[str]:
             f"The verdict said {correction.was or 'no cause'}, it was {correction.cause or 'none that has a name'}:"
             " keep the incident's file as a case (fleetctl incident export), and mend what misled it."
         )
-    if not any(run.status == "succeeded" for run in incident.runs):
+    if not any(run.status == "succeeded" for run in incident.runs) and taken_back(incident) is None:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:
         found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")

@@ -85,7 +85,7 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
 | incident opened | cause named | {{ durations.to_diagnose_s | span }} |
 | remedy proposed | decided | {{ durations.to_decide_s | span }} |
-| incident opened | mitigated by a run | \
+| incident opened | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | \
 {% if durations.to_mitigate_s is none and incident.resolved_at is not none %}by none\
 {% else %}{{ durations.to_mitigate_s | span }}{% endif %} |
 | incident opened | resolved | {{ durations.to_resolve_s | span }} |
@@ -207,7 +207,12 @@ Error: {{ run.error | text }}
 {% endif %}
 
 {% else %}
+{% if taken_back %}
+No runbook was run. The rollout that it began with was taken back at {{ taken_back.at | clock }}: \
+{{ taken_back.text | text }}.
+{% else %}
 Nothing was run by fleetctl.
+{% endif %}
 {% endfor %}
 
 {% if earlier %}

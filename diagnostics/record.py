@@ -193,7 +193,9 @@ class Impact(_Record):
         if not self.gateway_ends:
             return ""
         times = "once" if self.gateway_ends == 1 else f"{self.gateway_ends} times"
-        return f"the gateway or a worker of it ended {times}: who connected then waited at its door, uncounted"
+        # A worker's door stays open: the next one serves who knocked. That of the whole gateway is shut.
+        found = "found none, or waited at its door" if self.no_gateway_s else "waited at its door"
+        return f"the gateway or a worker of it ended {times}: who connected then {found}, uncounted"
 
 
 class CorrectionRecord(_Record):

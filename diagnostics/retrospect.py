@@ -117,7 +117,7 @@ def _fired(firing: Firing) -> FiredAlert:
         value=firing.value,
         active_at=firing.active_at,
         fired_at=firing.fired_at,
-        looks_back_s=looks_back_s({"looks_back": firing.looks_back}),
+        looks_back_s=looks_back_s(firing.looks_back),
     )
 
 

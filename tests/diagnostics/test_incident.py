@@ -202,9 +202,9 @@ def test_what_an_alert_tells_began_as_far_before_it_as_its_expression_looks_back
 
 
 def test_an_annotation_that_is_no_duration_looks_back_nowhere() -> None:
-    assert looks_back_s({"looks_back": "1m15s"}) == 75.0
-    assert looks_back_s({"looks_back": "<error expanding template>"}) == 0.0
-    assert looks_back_s({}) == 0.0
+    assert looks_back_s("1m15s") == 75.0
+    assert looks_back_s("<error expanding template>") == 0.0
+    assert looks_back_s("") == 0.0
 
 
 def test_the_title_of_what_is_over_says_what_hurt_most_not_what_cleared_last() -> None:

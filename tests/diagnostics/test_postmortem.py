@@ -318,6 +318,36 @@ def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:
     assert clock_words(make_record(severity="ticket")) == "SEV-4 has no clock."
 
 
+def rollout(kind: str, after_s: float, pool: str = "chat") -> dict[str, object]:
+    return event(f"rollout.{kind}", after_s, rollout="rollout-7", pool=pool) | {"text": f"rollout-7: {kind}"}
+
+
+STARTED = event("node.started", -50) | {"node": "node-2"}
+
+
+@pytest.mark.parametrize(
+    ("around", "is_taken_back"),
+    [
+        pytest.param([rollout("started", -60), STARTED, rollout("rolled_back", 40)], True, id="the gate took it out"),
+        pytest.param([rollout("started", -60), rollout("rolled_back", 40)], False, id="a node of the revision before"),
+        pytest.param([rollout("started", 20), STARTED, rollout("rolled_back", 40)], False, id="it began before"),
+        pytest.param([rollout("started", -60), STARTED, rollout("done", 40)], False, id="it stayed"),
+        pytest.param(
+            [rollout("started", -60, "batch"), STARTED, rollout("rolled_back", 40, "batch")], False, id="another pool's"
+        ),
+    ],
+)
+def test_a_rollout_that_went_back_is_what_mitigated_it(around: list[dict[str, object]], is_taken_back: bool) -> None:
+    record = make_record(severity="critical", runs=[], around=around)
+    text = render(PostmortemInput(record, written_at=OPENED + 95, impact=IMPACT))
+    words = "it was mitigated after 40 s, as rollout-7 was rolled back: met."
+    assert (words in text) == is_taken_back
+    assert ("mitigated by no run" in text) != is_taken_back
+    assert ("| incident opened | mitigated, as rollout-7 was rolled back | 40 s |" in text) == is_taken_back
+    assert ("was taken back at 22:14:00: rollout-7: rolled_back." in text) == is_taken_back
+    assert ("No runbook resolved this" in text) != is_taken_back
+
+
 def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> None:
     text = page(
         IMPACT.model_copy(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from diagnostics.incident import FiredAlert, Incident, looks_back_s
+from diagnostics.incident import LOOKS_BACK, FiredAlert, Incident, looks_back_s
 from fleetctl.controller.alertmanager.external_alert import ExternalAlert
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.settings.alertmanager import WebhookSettings
@@ -76,7 +76,7 @@ def as_fired(alert: ExternalAlert, fleet: FleetMap, settings: WebhookSettings, n
         active_at=alert.began_at,
         fired_at=alert.began_at,
         resolved_at=alert.resolved_at,
-        looks_back_s=looks_back_s(alert.annotations),
+        looks_back_s=looks_back_s(alert.annotations.get(LOOKS_BACK, "")),
         source=SOURCE,
         source_url=alert.generator_url or alert.alertmanager,
     )
