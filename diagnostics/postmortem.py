@@ -38,6 +38,7 @@ class PostmortemInput:
     impact: Impact = field(default_factory=Impact)
     follow_ups: tuple[str, ...] = ()  # beside those that follow from the record itself
     effects: Mapping[str, str] = field(default_factory=dict)  # run to what was measured before and after it
+    is_by_deploy: bool = False  # its cause is one that a rollback treats
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,13 @@ def began_at(incident: IncidentRecord) -> float:
     return min(at for at in told if at is not None)
 
 
-def taken_back(incident: IncidentRecord) -> EventRecord | None:
+def taken_back(report: PostmortemInput) -> EventRecord | None:
     """The end of the rollback that mitigated it: of the rollout that it began with. None where none went back.
 
-    Of one node, only where the rollout started it: one of the revision before is not mended by that.
+    That a rollout goes back meanwhile mends no gateway that died: its cause is the deploy, or it is of a node that the
+    rollout started, which is gone with it.
     """
+    incident = report.incident
     told = sorted([*incident.around, *incident.timeline], key=lambda event: event.at)
     began, until = began_at(incident), incident.resolved_at
     node, pool = incident.scope.get("node"), incident.scope.get("pool")
@@ -75,19 +78,19 @@ def taken_back(incident: IncidentRecord) -> EventRecord | None:
         steps = [one.at for one in told if one.data.get("rollout") == back.data.get("rollout") and one is not back]
         if not steps or steps[0] > began + DEPLOY_SLACK_S:
             continue
-        if node and not any(one.kind == "node.started" and one.node == node and one.at >= steps[0] for one in told):
-            continue
-        return back
+        is_its_node = any(one.kind == "node.started" and one.node == node and one.at >= steps[0] for one in told)
+        if is_its_node if node else report.is_by_deploy:
+            return back
     return None
 
 
-def durations(incident: IncidentRecord) -> Durations:
-    """How long each part took, as far as it was recorded."""
+def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Durations:
+    """How long each part took, as far as it was recorded. `back`: the end of a rollback that mitigated it."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
     # A change by hand, for something else or before it opened, is what may have caused it as well as what mended it.
     helped = [run.updated_at for run in incident.runs if run.status == "succeeded" and not run.is_apart]
-    helped += [back.at for back in (taken_back(incident),) if back is not None]
+    helped += [back.at] if back is not None else []
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
     named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
     found = incident.diagnosis
@@ -103,9 +106,9 @@ def durations(incident: IncidentRecord) -> Durations:
     )
 
 
-def clock_words(incident: IncidentRecord) -> str:
+def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> str:
     """What its level's clock asked for, and whether that was met. Where no run helped, its end was it."""
-    level, took = sev_level(incident.severity), durations(incident)
+    level, took = sev_level(incident.severity), durations(incident, back)
     if level.within_s is None:
         return f"{level.name} has no clock."
     asked = f"{level.name} asks for a cause and a mitigation within {format_seconds(level.within_s)} of its opening"
@@ -116,7 +119,7 @@ def clock_words(incident: IncidentRecord) -> str:
     named_s = took.to_diagnose_s if has_cause else None
     parts = [
         f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named",
-        f"it was mitigated after {format_seconds(mitigated_s)}{_by_rollback(incident)}"
+        f"it was mitigated after {format_seconds(mitigated_s)}{_by_rollback(incident, back)}"
         if took.to_mitigate_s is not None
         else f"it ended after {format_seconds(mitigated_s)}, mitigated by no run",
     ]
@@ -124,9 +127,8 @@ def clock_words(incident: IncidentRecord) -> str:
     return f"{asked}; {' and '.join(parts)}: {'met' if is_met else 'missed'}."
 
 
-def _by_rollback(incident: IncidentRecord) -> str:
+def _by_rollback(incident: IncidentRecord, back: EventRecord | None) -> str:
     """What is said of a mitigation that a rollback was; "" where a run was it."""
-    back = taken_back(incident)
     helped = any(run.status == "succeeded" and not run.is_apart for run in incident.runs)
     return "" if back is None or helped else f", as {back.data.get('rollout', 'its rollout')} was rolled back"
 
@@ -135,19 +137,20 @@ def render(report: PostmortemInput) -> str:
     """The page, ending in a newline."""
     incident = report.incident.model_copy(update={"diagnosis": as_named(report.incident)})
     report = replace(report, incident=incident)
+    back = taken_back(report)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,
         began_at=began_at(incident),
-        durations=durations(incident),
+        durations=durations(incident, back),
         impact=report.impact,
         level=sev_level(incident.severity),
-        clock_words=clock_words(incident),
+        clock_words=clock_words(incident, back),
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
         effects=report.effects,
-        taken_back=taken_back(incident),
-        by_rollback=_by_rollback(incident),
+        taken_back=back,
+        by_rollback=_by_rollback(incident, back),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
         earlier=[run for run in incident.runs if _is_earlier(run, incident)],
         around=incident.around[-MAX_AROUND_ROWS:],
@@ -223,7 +226,7 @@ def follow_ups(report: PostmortemInput) -> list[str]:
             f"The verdict said {correction.was or 'no cause'}, it was {correction.cause or 'none that has a name'}:"
             " keep the incident's file as a case (fleetctl incident export), and mend what misled it."
         )
-    if not any(run.status == "succeeded" for run in incident.runs) and taken_back(incident) is None:
+    if not any(run.status == "succeeded" for run in incident.runs) and taken_back(report) is None:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:
         found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")

@@ -325,23 +325,28 @@ def rollout(kind: str, after_s: float, pool: str = "chat") -> dict[str, object]:
 STARTED = event("node.started", -50) | {"node": "node-2"}
 
 
+WENT_BACK = [rollout("started", -60), rollout("rolled_back", 40)]
+
+
 @pytest.mark.parametrize(
-    ("around", "is_taken_back"),
+    ("scope", "around", "is_by_deploy", "is_taken_back"),
     [
-        pytest.param([rollout("started", -60), STARTED, rollout("rolled_back", 40)], True, id="the gate took it out"),
-        pytest.param([rollout("started", -60), rollout("rolled_back", 40)], False, id="a node of the revision before"),
-        pytest.param([rollout("started", 20), STARTED, rollout("rolled_back", 40)], False, id="it began before"),
-        pytest.param([rollout("started", -60), STARTED, rollout("done", 40)], False, id="it stayed"),
-        pytest.param(
-            [rollout("started", -60, "batch"), STARTED, rollout("rolled_back", 40, "batch")], False, id="another pool's"
-        ),
+        pytest.param({"pool": "chat"}, WENT_BACK, True, True, id="its cause is the deploy"),
+        pytest.param({}, WENT_BACK, False, False, id="a gateway that died meanwhile"),
+        pytest.param(None, [STARTED, *WENT_BACK], False, True, id="its canary, which the gate took out"),
+        pytest.param(None, WENT_BACK, True, False, id="a node of the revision before"),
+        pytest.param(None, [rollout("started", 20), STARTED, WENT_BACK[1]], True, False, id="it began before"),
+        pytest.param(None, [rollout("started", -60), STARTED, rollout("done", 40)], True, False, id="it stayed"),
+        pytest.param({"pool": "batch"}, WENT_BACK, True, False, id="another pool's"),
     ],
 )
-def test_a_rollout_that_went_back_is_what_mitigated_it(around: list[dict[str, object]], is_taken_back: bool) -> None:
-    record = make_record(severity="critical", runs=[], around=around)
-    text = render(PostmortemInput(record, written_at=OPENED + 95, impact=IMPACT))
-    words = "it was mitigated after 40 s, as rollout-7 was rolled back: met."
-    assert (words in text) == is_taken_back
+def test_a_rollout_that_went_back_is_what_mitigated_it(
+    scope: dict[str, str] | None, around: list[dict[str, object]], is_by_deploy: bool, is_taken_back: bool
+) -> None:
+    changes = {} if scope is None else {"scope": scope}
+    record = make_record(severity="critical", runs=[], around=around, **changes)
+    text = render(PostmortemInput(record, written_at=OPENED + 95, impact=IMPACT, is_by_deploy=is_by_deploy))
+    assert ("it was mitigated after 40 s, as rollout-7 was rolled back: met." in text) == is_taken_back
     assert ("mitigated by no run" in text) != is_taken_back
     assert ("| incident opened | mitigated, as rollout-7 was rolled back | 40 s |" in text) == is_taken_back
     assert ("was taken back at 22:14:00: rollout-7: rolled_back." in text) == is_taken_back

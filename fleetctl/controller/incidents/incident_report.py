@@ -27,6 +27,7 @@ from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.impact import impact_in_parts
 from fleetctl.controller.incidents.incident_files import IncidentFiles, SeriesFilter, write_blackbox
 from fleetctl.controller.incidents.incident_store import StoredIncident
+from fleetctl.controller.incidents.remediation import ROLLBACK_PAGE
 from fleetctl.controller.incidents.views import record_of
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.controller.records import Records
@@ -53,11 +54,14 @@ class IncidentReport:
     series: tuple[Series, ...]  # those that may be drawn
     since: float  # the window of the series
     until: float
+    is_by_deploy: bool = False  # a rollback treats its cause
 
     def page(self, form: PageForm) -> str:
         """The post-mortem."""
         effects = {run.id: effect_words(run, self.series, self.record) for run in self.record.runs}
-        report = PostmortemInput(_shown(self.record), self.until, self.impact, effects=effects)
+        report = PostmortemInput(
+            _shown(self.record), self.until, self.impact, effects=effects, is_by_deploy=self.is_by_deploy
+        )
         return render_html(report, self.series) if form == "html" else render(report)
 
 
@@ -95,7 +99,7 @@ class IncidentReports:
         since = min(began_at(record), incident.opened_at) - self._limits.blackbox_lead_s
         series = self._drawn_series(record, since, now)
         impact = await impact_in_parts(record, self._store, since, now)
-        return IncidentReport(record, impact, series, since, now)
+        return IncidentReport(record, impact, series, since, now, self._is_by_deploy(record))
 
     async def report_of(self, stored: StoredIncident) -> IncidentReport:
         """Of an incident as it is stored: while it is open of what is known now, else of its black box. Raises
@@ -106,7 +110,13 @@ class IncidentReports:
         box = await self._box_of(stored)
         record = await self._record_with_words(stored, box)
         series = tuple((dict(one.labels), one.points) for one in box.series)
-        return IncidentReport(record, box.impact or _uncounted(), series, box.since, box.until)
+        by_deploy = self._is_by_deploy(record)
+        return IncidentReport(record, box.impact or _uncounted(), series, box.since, box.until, by_deploy)
+
+    def _is_by_deploy(self, record: IncidentRecord) -> bool:
+        cause = record.diagnosis.cause if record.diagnosis is not None else None
+        page = self._content.current.page_for_cause(cause) if cause is not None else None
+        return page is not None and page.name == ROLLBACK_PAGE
 
     async def write_files(self, incident: Incident, report: IncidentReport, path: Path) -> None:
         """The black box of what the store has now. Raises OSError; there is no half file then."""
