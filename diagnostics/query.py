@@ -14,6 +14,7 @@ from alerts.errors import BadExpressionError, QueryError
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
 from alerts.promql import Query, evaluate, parse
+from alerts.promql.known_answers import Reads
 from alerts.promql.nodes import Node, RangeSelector, Selector, rebuilt, selectors_of
 from alerts.series.store import SeriesStore
 
@@ -75,11 +76,15 @@ class AskedAt:
 
 
 def store_query(store: SeriesStore, at: float) -> RunQuery:
-    """Results from `store` as of Unix time `at`. No series, several series and a refused query are all unknown."""
+    """Results from `store` as of Unix time `at`. No series, several series and a refused query are all unknown.
+
+    For one look: what several of its queries read is read once (without, a verdict takes two thirds more CPU).
+    """
+    reads = Reads()
 
     def run_query(query: str | Query) -> QueryResult:
         try:
-            samples = evaluate(query, store, at)
+            samples = evaluate(query, store, at, shared=reads)
         except (BadExpressionError, QueryError) as error:
             return QueryResult(None, None, f"the query failed: {error}")
         if not samples:

@@ -13,7 +13,7 @@ from alerts.labels import LabelSet
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
 from alerts.promql.evaluator import InstantEvaluator
-from alerts.promql.shared_results import SharedResults
+from alerts.promql.known_answers import KnownAnswers
 from alerts.promql.values import Vector
 from alerts.sample import Sample, to_ms
 from alerts.series.store import SeriesStore
@@ -33,7 +33,7 @@ def parse(expression: str) -> Query:
 
 
 def evaluate_vector(
-    query: Query | str, store: SeriesStore, at: float, *, shared: SharedResults | None = None
+    query: Query | str, store: SeriesStore, at: float, *, shared: KnownAnswers | None = None
 ) -> Vector | float:
     """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
     root = parse(query).root if isinstance(query, str) else query.root
@@ -51,13 +51,13 @@ def _at_steps(evaluator: InstantEvaluator, node: nodes.Node, steps: Times) -> tu
     return at_steps(evaluator, node, steps)
 
 
-def evaluate(query: Query | str, store: SeriesStore, at: float) -> list[Sample]:
+def evaluate(query: Query | str, store: SeriesStore, at: float, *, shared: KnownAnswers | None = None) -> list[Sample]:
     """The answer at `at` (Unix seconds); a scalar is one sample without labels.
 
     Raises BadExpressionError when the expression is wrong or gives no instant value, QueryError when the data does
     not allow it (many-to-many matches, duplicate label sets) or it reads too much.
     """
-    value = evaluate_vector(query, store, at)
+    value = evaluate_vector(query, store, at, shared=shared)
     if isinstance(value, float):
         return [Sample({}, value, to_ms(at) / 1000)]
     return [

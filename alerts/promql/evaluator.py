@@ -14,8 +14,8 @@ from alerts.labels import LabelSet
 from alerts.promql import nodes as n
 from alerts.promql.aggregation import aggregate
 from alerts.promql.functions import FUNCTIONS
+from alerts.promql.known_answers import KnownAnswers
 from alerts.promql.operators import scalars, vector_and_scalar, vector_and_vector
-from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import Matrix, Value, Vector, empty_vector
 from alerts.series.label_column import LabelColumn
 from alerts.series.selection import Selection
@@ -55,8 +55,8 @@ class PointBudget:
 class InstantEvaluator:
     """When an expression is evaluated; `start_ms` and `end_ms` differ only within a range query.
 
-    `shared`: what other expressions of the same rules have found out. `at_steps`: how a subquery's steps are read
-    at once; None: one after the other.
+    `shared`: what other expressions of the same rules, or of the same look, have found out. `at_steps`: how a
+    subquery's steps are read at once; None: one after the other.
     """
 
     store: SeriesStore
@@ -65,7 +65,7 @@ class InstantEvaluator:
     end_ms: int
     step_ms: int
     budget: PointBudget = field(default_factory=PointBudget)
-    shared: SharedResults | None = None
+    shared: KnownAnswers | None = None
     at_steps: AtSteps | None = None
 
     def evaluate(self, node: n.Node) -> Value:
