@@ -385,7 +385,9 @@ def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
     worst = ranked[0]
     own = scope_of(worst.labels)
     same_place = own == dict(scope) or own.get("node", "") == scope.get("node")  # a gateway names no pool of a node
-    text = worst.summary if same_place and worst.summary else f"{worst.name} on {scope_text(scope)}"
+    # Of a wider place, the one node that has it is told by its summary; of several, none is named for all.
+    is_of_one = {one.labels.get("node") for one in alerts if one.name == worst.name} - {None} == {own.get("node")}
+    text = worst.summary if (same_place or is_of_one) and worst.summary else f"{worst.name} on {scope_text(scope)}"
     others = [name for name in dict.fromkeys(one.name for one in ranked) if name != worst.name]
     if not others:
         return text

@@ -150,6 +150,9 @@ def render(report: PostmortemInput) -> str:
         walked_at=_walked_at(incident),
         effects=report.effects,
         taken_back=back,
+        decided=_decided(incident, durations(incident, back)),
+        mitigated=_reached(durations(incident, back).to_mitigate_s, incident, "by none"),
+        resolved=_reached(durations(incident, back).to_resolve_s, incident, NOT_RECORDED),
         by_rollback=_by_rollback(incident, back),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
         earlier=[run for run in incident.runs if _is_earlier(run, incident)],
@@ -307,6 +310,30 @@ def _measured(evidence: EvidenceRecord) -> str:
     return f"{value} ({_text(remark)})" if remark else value
 
 
+def _whose(run: RunRecord) -> str:
+    """Whose doing a run beside the incident was; "" of its own."""
+    if not run.is_apart:
+        return ""
+    if run.incident_id:
+        return f", for {run.incident_id}"
+    return ", by automation" if run.unasked else ", by hand"
+
+
+def _decided(incident: IncidentRecord, took: Durations) -> str:
+    """How long a proposal waited for its word, or why none is told."""
+    if took.to_decide_s is not None:
+        return format_seconds(took.to_decide_s)
+    proposed = [run for run in incident.runs if not run.is_apart]
+    return "not decided" if proposed else "nothing was proposed"
+
+
+def _reached(seconds: float | None, incident: IncidentRecord, otherwise: str) -> str:
+    """How long it took to get there; of one that goes on, that it is not there yet."""
+    if seconds is not None:
+        return format_seconds(seconds)
+    return "not yet" if incident.resolved_at is None else otherwise
+
+
 def _by(run: RunRecord) -> str:
     if run.decided_by is None:
         return "nobody decided"
@@ -328,4 +355,5 @@ _ENVIRONMENT.filters |= {
     "parted": part_unanswered,
     "counted": counted,
     "by": _by,
+    "whose": _whose,
 }

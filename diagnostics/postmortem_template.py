@@ -56,7 +56,9 @@ It began {{ began_at | utc }}\
 {% if impact.maybe_wrong is not none %}
 | answers that may be wrong | {{ impact.maybe_wrong | pairs if impact.maybe_wrong else "not recorded" }} |
 {% endif %}
-| answered twice | {{ impact.duplicated | known }} |
+{% if impact.duplicated is not none %}
+| answered twice | {{ impact.duplicated }} |
+{% endif %}
 | p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
 {{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |
 {% if impact.p99_at_gateway_worst_s is not none %}
@@ -84,11 +86,9 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 |---|---|---|
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
 | incident opened | cause named | {{ durations.to_diagnose_s | span }} |
-| remedy proposed | decided | {{ durations.to_decide_s | span }} |
-| incident opened | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | \
-{% if durations.to_mitigate_s is none and incident.resolved_at is not none %}by none\
-{% else %}{{ durations.to_mitigate_s | span }}{% endif %} |
-| incident opened | resolved | {{ durations.to_resolve_s | span }} |
+| remedy proposed | decided | {{ decided }} |
+| incident opened | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | {{ mitigated }} |
+| incident opened | resolved | {{ resolved }} |
 
 ## Alerts
 
@@ -178,7 +178,7 @@ None.
 
 {% for run in runs %}
 ### {{ (run.title or run.runbook) | text }}: {{ run.status | text }}\
-{{ (", for " ~ run.incident_id if run.incident_id else ", by hand") if run.is_apart else "" }}
+{{ run | whose | text }}
 
 Run {{ run.id | code }} of {{ "a command" if run.runbook == "action" else "runbook " ~ (run.runbook | code) }}, \
 {{ "asked for" if run.is_apart else "proposed" }} {{ run.created_at | utc }} by \
@@ -220,7 +220,7 @@ Run there before it began:
 
 {% for run in earlier %}
 - {{ run.created_at | clock }} {{ (run.title or run.runbook) | text }}: {{ run.status | text }}\
-{{ ", for " ~ run.incident_id if run.incident_id else ", by hand" }}
+{{ run | whose | text }}
 {% endfor %}
 {% endif %}
 

@@ -108,6 +108,7 @@ class RunRecord(_Record):
     steps: list[StepLine] = Field(default_factory=list)
     verification: str = ""
     error: str = ""
+    unasked: bool = False  # asked for by automation, not by a person
     is_apart: bool = False  # not for the incident, and about the same place: asked for by hand, or for another one
     incident_id: str | None = None  # of a run that is apart: the incident that it was for; None: none, or not known
 

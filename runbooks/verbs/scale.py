@@ -138,13 +138,18 @@ def _check_start(action: Action, fleet: FleetView) -> str:
 
 
 def _verify(action: Action) -> Verify:
-    pool, num = action.target.name, action.args["to"]
-    return Verify(
-        expect=f'count(llm:up{{pool="{pool}"}} == 1) >= bool {num}',
-        within_s=60.0,
-        settle_s=5.0,
-        says=f"{num} nodes of pool {pool} answer",
-    )
+    """The new nodes answer: one that was dead before, which is why more are wanted, need not. Of fewer: those left."""
+    pool, num, names = action.target.name, action.args["to"], action.args["nodes"]
+    if names and _is_resolved(action) and _is_growth(action):
+        which = f'pool="{pool}",node=~"{"|".join(names)}"'
+        num, says = len(names), f"{_counted(names)} of pool {pool} {'answers' if len(names) == 1 else 'answer'}"
+    else:
+        which, says = f'pool="{pool}"', f"{num} nodes of pool {pool} answer"
+    return Verify(expect=f"count(llm:up{{{which}}} == 1) >= bool {num}", within_s=60.0, settle_s=5.0, says=says)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"the {len(names)} new nodes"
 
 
 async def _effect(call: EffectCall) -> Receipt:

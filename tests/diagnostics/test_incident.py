@@ -84,6 +84,17 @@ def test_the_same_alert_on_several_nodes_widens_to_the_pool() -> None:
     assert nodes_of(second) == ["node-2", "node-3"]
 
 
+def test_what_one_node_alone_has_in_a_wider_incident_is_told_of_that_node() -> None:
+    """ "LLMRequestsLost on the fleet" was all that was said of five requests that node-2 lost."""
+    fleet = replace(make_alert("LLMRequestsLost"), labels={}, fingerprint="of the way", summary="lost on the way: 1")
+    ended = clear(open_incident(fleet, NOW), "of the way", NOW + 60)
+    joined = join(ended, make_alert("LLMRequestsLost"), NOW + 70)
+    assert dict(joined.scope) == {}
+    assert joined.title == "LLMRequestsLost summary"
+    both = join(joined, make_alert("LLMRequestsLost", node="node-3"), NOW + 80)
+    assert both.title == "LLMRequestsLost on the fleet"
+
+
 def test_another_alert_of_a_node_inside_a_pool_incident_joins_it() -> None:
     first = group_alert(make_alert("LLMQueueDepth"), [], NOW)
     pool = group_alert(make_alert("LLMQueueDepth", node="node-3"), [first], NOW)

@@ -300,13 +300,17 @@ def test_runs_by_hand_are_told_as_such_with_what_was_measured() -> None:
     assert "Nothing was run" not in text
     other = PostmortemInput(make_record(runs=[run | {"incident_id": "inc-7"}]), written_at=OPENED, impact=IMPACT)
     assert ", by hand" not in render(other)
+    by_pools = run | {"unasked": True, "requested_by": "pools"}
+    itself = render(PostmortemInput(make_record(runs=[by_pools]), written_at=OPENED, impact=IMPACT))
+    assert ": succeeded, by automation\n" in itself
+    assert ", by hand" not in itself
     early = [run | {"created_at": OPENED - 900, "updated_at": OPENED - 880}]
     text = render(PostmortemInput(make_record(runs=early), written_at=OPENED, impact=IMPACT))
     assert "Nothing was run by fleetctl.\n\nRun there before it began:\n\n- " in text
     assert ": succeeded, by hand\n" in text
     assert "| step | command |" not in text
     assert ": succeeded, for inc-7\n\nRun " in render(other)
-    assert "| remedy proposed | decided | not recorded |" in text
+    assert "| remedy proposed | decided | nothing was proposed |" in text
 
 
 def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:
@@ -351,6 +355,14 @@ def test_a_rollout_that_went_back_is_what_mitigated_it(
     assert ("| incident opened | mitigated, as rollout-7 was rolled back | 40 s |" in text) == is_taken_back
     assert ("was taken back at 22:14:00: rollout-7: rolled_back." in text) == is_taken_back
     assert ("No runbook resolved this" in text) != is_taken_back
+
+
+def test_of_one_that_goes_on_the_page_says_that_it_is_not_there_yet() -> None:
+    waits = make_record().runs[0].model_dump() | {"status": "proposed", "decided_by": None, "decided_at": None}
+    text = page(resolved_at=None, status="open", runs=[waits])
+    assert "| remedy proposed | decided | not decided |" in text
+    assert "| incident opened | mitigated by a run | not yet |" in text
+    assert "| incident opened | resolved | not yet |" in text
 
 
 def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> None:

@@ -154,9 +154,7 @@ class Remediation:
         scope = {**incident.scope, **({"pool": deploy.pool} if deploy is not None else {})}
         inputs, missing = inputs_from_scope(page, scope, used, given_names(nodes))
         if missing:
-            await self._say_impossible(
-                incident, f"{page.name} needs {', '.join(missing)}, which the scope does not give"
-            )
+            await self._say_impossible(incident, missing_words(page, scope, missing))
             return True
         current = self._book.get(incident.id)
         if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
@@ -323,6 +321,14 @@ def inputs_from_scope(
         name for name, spec in page.inputs.items() if name not in inputs and spec.required and spec.default is None
     ]
     return inputs, missing
+
+
+def missing_words(page: Page, scope: Mapping[str, str], missing: Sequence[str]) -> str:
+    """Why a page is not proposed whose inputs the scope does not give, and the command for who knows them."""
+    known = [f"{name}={scope[name]}" for name in page.inputs if name in scope]
+    given = " ".join([*known, *(f"{name}={name.upper()}" for name in missing)])
+    why = f"{page.name} needs {', '.join(missing)}, which the scope does not give"
+    return f"{why}. By hand: `fleetctl runbook run {page.name} {given}`"
 
 
 def given_names(nodes: Iterable[NodeFacts]) -> dict[str, Sequence[str]]:

@@ -100,10 +100,10 @@ def impact_words(impact: Impact) -> str:
         words.append(f"{_ttft_words(at_gateway, impact.objective_ttft_s)} (at the gateway)")
     elif at_nodes is not None:
         words.append(_ttft_words(at_nodes, impact.objective_ttft_s))
+    if impact.slo_minutes:  # by what nodes tell, whichever clock the worst is of
+        words.append(f"{format_seconds(60 * impact.slo_minutes)} beyond that")
     if impact.door_words:
         words.append(impact.door_words)
-    if impact.slo_minutes:
-        words.append(f"{format_seconds(60 * impact.slo_minutes)} beyond that")
     return ", ".join(words) or "not known"
 
 

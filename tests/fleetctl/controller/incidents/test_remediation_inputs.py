@@ -12,6 +12,7 @@ from fleetctl.controller.incidents.remediation import (
     fresh_name,
     inputs_from_scope,
     is_for_scope,
+    missing_words,
 )
 from fleetctl.controller.metrics import ControllerMetrics
 from runbooks.approval import Approval, Approvals
@@ -39,6 +40,13 @@ LIBRARY = load_library()
 def test_a_replacement_gets_a_name_that_was_never_used(name: str, used: set[str], expected: str) -> None:
     assert fresh_name(name, used) == expected
     assert len(expected) <= 63
+
+
+def test_what_a_place_does_not_tell_of_a_page_is_said_with_the_command_for_who_knows_it() -> None:
+    words = missing_words(LIBRARY["replace-node"], {"model": "m"}, ["node"])
+    assert words == (
+        "replace-node needs node, which the scope does not give. By hand: `fleetctl runbook run replace-node node=NODE`"
+    )
 
 
 def test_proposals_are_counted_by_whose_answer_they_need_with_the_age_of_the_oldest() -> None:
