@@ -41,6 +41,8 @@ class Course(NamedTuple):
 def course(what: str, happens: Happening, *, is_quiet: bool, rng: random.Random) -> Course:
     """One of those that this can have."""
     drawn = rng.random()
+    if happens.judged_at_s:
+        return Course(happens.changes, happens.judged_at_s, "")
     if what in CAN_DRIFT and drawn < DRIFTS:
         return Course([_shaped(one, "ramp", rng.choice([1800, 2700])) for one in happens.changes], SLOWLY_S, "slowly")
     if what in CAN_TURN and not is_quiet and DRIFTS <= drawn < DRIFTS + TURNS:

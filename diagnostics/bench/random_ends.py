@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from diagnostics.bench.random_fleet import OUT, RESTART_S, Fault, Happening, RandomFleet, change, rollout
+from diagnostics.bench.random_fleet import OUT, RESTART_S, Fault, Happening, RandomFleet, change, native, rollout
 
 
 def _ended(node: str, at: float, until: float, status: int) -> dict[str, Any]:
     return {"kind": "process_ended", "on": node, "at": at, "until": until, "exit_status": status}
 
 
+def _begun_anew(fleet: RandomFleet, facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The counters of those that ended, when they are back."""
+    engines = {one.name: one.engine for one in fleet.nodes}
+    ends = [one for one in facts if one["kind"] == "process_ended"]
+    return [change(native(engines[one["on"]]), one["on"], shape="reset", at=one["until"]) for one in ends]
+
+
 def it_ends_again_and_again(fleet: RandomFleet) -> Happening:
     node, apart, away = fleet.some_node(), fleet.some(130, 170, 220), fleet.some(40, 60)
     facts = [_ended(node, at * apart, at * apart + away, 139) for at in range(8)]
-    return Happening(("crash_loop", "node_down", "core_crash"), facts=facts)
+    return Happening(("crash_loop", "node_down", "core_crash"), _begun_anew(fleet, facts), facts)
 
 
 def it_ends_once(fleet: RandomFleet) -> Happening | None:
     if not fleet.controller:
         return None
-    facts = [_ended(fleet.some_node(), 150, 260, fleet.rng.choice([134, 139]))]
-    return Happening(("core_crash", "node_down"), facts=facts)
+    facts = [_ended(fleet.some_node(), 0, 110, fleet.rng.choice([134, 139]))]
+    return Happening(("core_crash", "node_down"), _begun_anew(fleet, facts), facts, judged_at_s=(60.0, 300.0))
 
 
 def memory_ends_one_after_the_other(fleet: RandomFleet) -> Happening | None:
@@ -32,7 +39,7 @@ def memory_ends_one_after_the_other(fleet: RandomFleet) -> Happening | None:
         node = fleet.names[number % len(fleet.names)]
         facts.append(_ended(node, at, at + 90, 137))
         facts.append({"kind": "provider_reason", "on": node, "at": at, "until": at + 90, "says": "OOMKilled/memory"})
-    return Happening(("out_of_memory",), facts=facts)
+    return Happening(("out_of_memory",), _begun_anew(fleet, facts), facts)
 
 
 def liveness_ends_busy_nodes(fleet: RandomFleet) -> Happening | None:
@@ -43,20 +50,9 @@ def liveness_ends_busy_nodes(fleet: RandomFleet) -> Happening | None:
         node = fleet.names[number % len(fleet.names)]
         facts.append({"kind": "provider_reason", "on": node, "at": at, "until": at + 120, "says": "Unhealthy/liveness"})
         facts.append(_ended(node, at + 5, at + 90, 137))
-    return Happening(("probe_too_strict", "crash_loop"), [change("arrivals", times=1.6)], facts, OUT)
-
-
-def its_core_died_once(fleet: RandomFleet) -> Happening | None:
-    if not fleet.only("fleetctl"):
-        return None
-    node, shortly = fleet.some_node(), {"at": 180, "until": 185}
-    changes = [
-        change("engine_core_deaths_total", node, to=0.2, **shortly),
-        change("engine_core_restarts_total", node, to=0.2, **shortly),
-        change("stuck", node, to=1, at=180, until=205),
-        change("engine_core_stuck", node, to=0),
-    ]
-    return Happening(("core_crash",), changes)
+    return Happening(
+        ("probe_too_strict", "crash_loop"), [change("arrivals", times=1.6), *_begun_anew(fleet, facts)], facts, OUT
+    )
 
 
 def it_gives_wrong_answers(fleet: RandomFleet) -> Happening | None:
@@ -214,7 +210,6 @@ END_FAULTS: tuple[Fault, ...] = (
     it_ends_once,
     memory_ends_one_after_the_other,
     liveness_ends_busy_nodes,
-    its_core_died_once,
     it_gives_wrong_answers,
     a_new_revision_gives_wrong_answers,
     a_new_node_warms_up_for_long,

@@ -77,6 +77,7 @@ class Happening:
     changes: list[dict[str, Any]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     not_remedies: list[str] = field(default_factory=list)
+    judged_at_s: tuple[float, ...] = ()  # where it is over soon
 
 
 Fault = Callable[[RandomFleet], Happening | None]

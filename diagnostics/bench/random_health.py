@@ -60,7 +60,7 @@ def restarts_in_turn(fleet: RandomFleet) -> Happening | None:
         return None
     _with_room(fleet, 0.5)
     facts = [
-        {"kind": "restart", "on": node, "at": 150 * number, "restart_s": 45} for number, node in enumerate(fleet.names)
+        {"kind": "restart", "on": node, "at": 110 * number, "restart_s": 45} for number, node in enumerate(fleet.names)
     ]
     return Happening(facts=facts)
 

@@ -258,7 +258,8 @@ def _change(level: Level, change: ChangeForm, since: Floats) -> None:
         before = getattr(level, name)
         setattr(level, name, on if before is None else before | on)
     elif change.shape == "reset":
-        level.restarts.append(int(np.searchsorted(since, change.at)))
+        if (at := int(np.searchsorted(since, change.at))) < len(since):
+            level.restarts.append(at)
     elif change.part == "rate" and level.kind == "histogram":
         assert level.rate is not None
         level.rate = changed(level.rate, change, weight(change, since))
