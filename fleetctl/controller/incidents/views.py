@@ -20,7 +20,11 @@ from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.gateways import GatewayState
 from runbooks.page import Page
 from runbooks.ports import Freeze
-from runbooks.run import Run
+from runbooks.run import Run, RunStatus
+
+_SHOW = "fleetctl runbook show"
+# Ended without effect, and by nobody's word: who denied or stopped one knows what stands instead.
+_IN_VAIN = (RunStatus.FAILED, RunStatus.UNDONE, RunStatus.REFUSED, RunStatus.EXPIRED)
 
 
 def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> wire.DeepCheck:
@@ -198,18 +202,26 @@ def no_remedy(
     if diagnosis.cause is None:
         alert = by_gravity(incident.alerts)[0]
         if (reason := content.no_tree.get(alert.name)) is None:
-            return f"no cause is named: {diagnosis.title}"
+            if incident.handling.correction is not None:
+                return f"nothing is proposed: {diagnosis.title}"
+            return "nothing is proposed: no cause is named, and it is asked again while this is open"
         said = f"{alert.name} {SAYS_ITSELF}" if reason.startswith(ITSELF) else "no cause is named"
         return f"{said}. By hand: {what_to_do(reason, alert.labels)}"
     if diagnosis.awaits:
         return f"nothing is proposed yet: {diagnosis.awaits}"
     page = content.page_for_cause(diagnosis.cause)
     if page is not None and page.is_by_hand:
-        return f"no command mends {diagnosis.cause}. By hand: fleetctl runbook show {page.name}"
+        return f"no command mends {diagnosis.cause}. By hand: {_SHOW} {page.name}"
     if page is not None:
         since = min(diagnosis.said_since, _named_since(diagnosis.cause, timeline))
         told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= since]
-        return f"nothing is proposed: {told[-1].text}" if told and not runs else ""
+        if any(run.status is RunStatus.SUCCEEDED and not run.dry_run for run in runs):
+            return ""
+        in_vain = [run for run in runs if run.runbook == page.name and run.status in _IN_VAIN and not run.dry_run]
+        if last := max(in_vain, key=lambda run: run.updated_at, default=None):
+            why = f" ({last.error})" if last.error else ""
+            return f"{page.name} {last.status.value}{why}, and is not proposed again. By hand: {_SHOW} {page.name}"
+        return f"nothing is proposed: {told[-1].text}" if told else ""
     known = content.causes.get(diagnosis.cause)
     return f"no runbook treats {diagnosis.cause}" + (f". By hand: {known.no_page}" if known and known.no_page else "")
 

@@ -23,8 +23,10 @@ from fleetctl.controller.incidents.views import incident_summary, no_remedy
 from fleetctl.controller.notifications.incident_notice import cause_words
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, TimelineEntry, VerdictRequest
+from runbooks.run import RunStatus
 from tests.fixtures.controller import make_config, make_provider, stop_all
 from tests.fixtures.driven import DrivenClock
+from tests.fixtures.runbooks import make_run
 
 pytestmark = pytest.mark.anyio
 
@@ -231,6 +233,36 @@ async def test_what_to_do_by_hand_stays_while_the_same_cause_is_named_more_surel
 
     other = entry(3, "diagnosis.replaced", "t", cause="slow_node", confidence="likely")
     assert no_remedy(named, content, (), [likely, refused, other, surer]) == "", "of a verdict before the last but one"
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            RunStatus.FAILED,
+            "replace-node failed (it did not help), and is not proposed again. By hand: fleetctl runbook",
+        ),
+        (RunStatus.CANCELLED, "nothing is proposed: it would leave too few"),
+        (RunStatus.SUCCEEDED, ""),
+        (RunStatus.RUNNING, ""),
+    ],
+)
+async def test_what_a_person_does_is_said_once_the_remedy_ended_in_vain(
+    controller: Controller, status: RunStatus, said: str
+) -> None:
+    """ "being done: nothing yet" stood there for an hour after a remedy that failed."""
+    named = replace(incident(), diagnosis=Diagnosis("node", "node_down", "t", "confirmed", at=100.0, since=100.0))
+    run = make_run(status, error="it did not help")
+    refused = TimelineEntry(seq=1, at=110.0, kind="remediation.not_proposed", text="it would leave too few")
+    words = no_remedy(named, controller.content.current, [run], [refused])
+    assert words.startswith(said)
+    assert bool(words) == bool(said)
+
+
+async def test_where_no_cause_is_named_it_is_not_said_a_second_time(controller: Controller) -> None:
+    unnamed = replace(incident(), diagnosis=Diagnosis("node", None, "No known cause fits what was measured"))
+    words = no_remedy(unnamed, controller.content.current, ())
+    assert words == "nothing is proposed: no cause is named, and it is asked again while this is open"
 
 
 def test_state_of_before_there_were_words_and_silences_is_taken_up(tmp_path: Path) -> None:
