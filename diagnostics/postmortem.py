@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 
 from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
-from diagnostics.record import EventRecord, EvidenceRecord, Impact, IncidentRecord, RunRecord
+from diagnostics.record import WIDE_BUCKETS_S, EventRecord, EvidenceRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.scope import scope_text
 from diagnostics.severity import sev_level
 from diagnostics.unanswered import counted, part_unanswered
@@ -150,6 +150,7 @@ def render(report: PostmortemInput) -> str:
         walked_at=_walked_at(incident),
         effects=report.effects,
         taken_back=back,
+        came_back=[one.at for one in incident.timeline if one.kind == "incident.reopened"],
         decided=_decided(incident, durations(incident, back)),
         mitigated=_reached(durations(incident, back).to_mitigate_s, incident, "by none"),
         resolved=_reached(durations(incident, back).to_resolve_s, incident, NOT_RECORDED),
@@ -277,6 +278,11 @@ def _span(seconds: float | None) -> str:
     return NOT_RECORDED if seconds is None else format_seconds(seconds)
 
 
+def _wait(seconds: float | None) -> str:
+    is_wide = seconds is not None and seconds > WIDE_BUCKETS_S
+    return f"about {_span(seconds)}" if is_wide else _span(seconds)
+
+
 def _text(value: object) -> str:
     """One line that adds no markup: no table cell, tag, link or heading begins in it."""
     flat = " ".join(str(value).split())
@@ -347,6 +353,7 @@ _ENVIRONMENT.filters |= {
     "clock": _clock,
     "known": _known,
     "span": _span,
+    "wait": _wait,
     "text": _text,
     "where": scope_text,
     "code": _code,

@@ -32,6 +32,8 @@ It began {{ began_at | utc }}\
 {% if diagnosis and diagnosis.onset is not none and began_at - diagnosis.onset >= 15 %} \
 (by its alerts; their series changed {{ (began_at - diagnosis.onset) | span }} before){% endif %}\
 , was noticed {{ incident.opened_at | utc }}, \
+{% if came_back %}came back {{ came_back[-1] | utc }}\
+{% if came_back | length > 1 %} (for the {{ came_back | length }}. time){% endif %}, {% endif %}\
 {% if incident.resolved_at %}and was over {{ incident.resolved_at | utc }}.{% else %}and is not over.{% endif %}
 
 
@@ -60,9 +62,9 @@ It began {{ began_at | utc }}\
 | answered twice | {{ impact.duplicated }} |
 {% endif %}
 | p99 time to first token before / worst / after | {{ impact.p99_ttft_before_s | span }} / \
-{{ impact.p99_ttft_worst_s | span }} / {{ impact.p99_ttft_after_s | span }} |
+{{ impact.p99_ttft_worst_s | wait }} / {{ impact.p99_ttft_after_s | wait }} |
 {% if impact.p99_at_gateway_worst_s is not none %}
-| worst p99 by the gateway's clock, with what waited there | {{ impact.p99_at_gateway_worst_s | span }} |
+| worst p99 by the gateway's clock, with what waited there | {{ impact.p99_at_gateway_worst_s | wait }} |
 {% endif %}
 
 {% if impact.slo_minutes is not none %}

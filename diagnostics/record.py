@@ -133,6 +133,7 @@ class Fate(_Record):
     count: int
 
 
+WIDE_BUCKETS_S = 10.0  # above it a histogram's buckets are as wide as what is read from them: 40 to 80 s, 80 to 160
 FEW_LEAVE = 0.05  # of all requests: readers close a page, and it is nobody's fault
 
 

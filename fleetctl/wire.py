@@ -865,6 +865,11 @@ class Incident(Wire):
     postmortem: str | None = None  # path of the Markdown file, once written
     blackbox: str | None = None  # path of the incident file, once written
 
+    @property
+    def came_back(self) -> tuple[float, ...]:
+        """When it was opened again after it was over; by its timeline, which a list has not."""
+        return tuple(entry.at for entry in self.timeline if entry.kind == "incident.reopened")
+
 
 class ChartLine(Wire):
     """One series of a chart: the highest value of each of its columns, oldest first; None where nothing was known."""

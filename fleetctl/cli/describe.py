@@ -303,6 +303,7 @@ def describe_incident(incident: Incident, output: Output = Output.table) -> None
             ("widened", f"{clock(incident.widened_at)}: {incident.widened_why}" if incident.widened_at else ""),
             ("part of", incident.part_of or ""),
             ("opened", clock(incident.opened_at)),
+            ("came back", ", ".join(map(clock, incident.came_back))),
             ("resolved", clock(incident.resolved_at)),
             (
                 "cause",

@@ -142,6 +142,8 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
         when = f"opened {clock_time(incident.opened_at)}, over after {span(incident.resolved_at - incident.opened_at)}"
     else:
         when = f"opened {clock_time(incident.opened_at)}, {age(now - incident.opened_at)} ago"
+    if incident.came_back:
+        when += f", came back {clock_time(incident.came_back[-1])}"
     names = ", ".join(sorted({f"{alert.name} ({alert.state.value})" for alert in incident.alerts}))
     level = f"{incident.sev} {incident.severity}" if incident.sev else incident.severity
     rows: list[tuple[Cell, Cell]] = []

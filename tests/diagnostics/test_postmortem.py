@@ -365,6 +365,12 @@ def test_of_one_that_goes_on_the_page_says_that_it_is_not_there_yet() -> None:
     assert "| incident opened | resolved | not yet |" in text
 
 
+def test_one_that_was_over_and_came_back_says_when() -> None:
+    text = page(timeline=[event("incident.opened", 0), event("incident.reopened", 40)])
+    assert "was noticed 2023-11-14 22:13:20, came back 2023-11-14 22:14:00, and was over 2023-11-14 22:14:50." in text
+    assert "came back" not in page()
+
+
 def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> None:
     text = page(
         IMPACT.model_copy(

@@ -34,6 +34,7 @@ LEFT = "client_gone"
 REFUSED = "refused"
 LOST_OUTCOMES = ("failed", "gave_up")  # told an error, or left because nothing answered any more
 LOSS_LEAD_S = 15.0  # the first requests are lost or move before a rule's window, and the scrape that fills it, see why
+JUST_BEFORE_S = 120.0
 
 READ = (REQUESTS, LOST, *MOVES, HELD, STARTED, "up", TTFT, OBJECTIVE, OUTPUT_OK, SERVED, GATEWAY_TTFT, *ENDS)
 
@@ -157,6 +158,17 @@ class _Tally:
             case _:
                 pass
 
+    def possible(self) -> Iterator[tuple[float, float]]:
+        """Each p99 since it began with its time; none longer than since then, beyond what users waited just before.
+
+        A p99 is read within its bucket: a wide one tells 79 s of who waited 45. No bound where no past is known.
+        """
+        since = self.began_at - JUST_BEFORE_S
+        before = max((value for at, value in self.ttft if since <= at < self.began_at), default=math.inf)
+        for at, value in self.ttft:
+            if at >= self.began_at:
+                yield at, min(value, at - self.began_at + LOSS_LEAD_S + before)
+
     @property
     def why_not_counted(self) -> str:
         """Why the gateway's counters do not tell the whole time; "" when they do."""
@@ -178,9 +190,9 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         tally.read(labels, points)
     why = tally.why_not_counted
     counted = {} if why else tally.ended
-    during = [value for at, value in tally.ttft if at >= tally.began_at]
-    last_at = max((at for at, _ in tally.ttft), default=0.0)
-    after = [value for at, value in tally.ttft if at == last_at and at >= tally.began_at]
+    during = list(tally.possible())
+    last_at = max((at for at, _ in during), default=0.0)
+    after = [value for at, value in during if at == last_at]
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
         requests=_count(counted, ACCEPTED),
@@ -203,7 +215,7 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         # The gateway does not say which pool it waited for, so of a part of the fleet its p99 tells nothing.
         p99_at_gateway_worst_s=None if record.scope else worst_p99_s(tally.gateway_ttft, tally.began_at - LOSS_LEAD_S),
         p99_ttft_before_s=_median(value for at, value in tally.ttft if at < tally.began_at),
-        p99_ttft_worst_s=max(during, default=None),
+        p99_ttft_worst_s=max((value for _, value in during), default=None),
         p99_ttft_after_s=max(after, default=None),
         objective_ttft_s=min(tally.objectives, default=None),
         slo_minutes=slo_minutes(tally.ttft_here, min(tally.objectives, default=None), tally.began_at),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from diagnostics.diagnosis import SAYS_ITSELF, in_brief
 from diagnostics.incident import Incident
-from diagnostics.record import Impact
+from diagnostics.record import WIDE_BUCKETS_S, Impact
 from diagnostics.severity import sev_level
 from diagnostics.value_format import format_seconds
 from fleetctl.controller.notifications.links import dashboard_link, incident_link
@@ -14,8 +14,6 @@ from fleetctl.controller.notifications.notice import Notice, NoticeKind
 from fleetctl.controller.notifications.plan import Subject
 from fleetctl.settings.notifications import LinkSettings
 from runbooks.run import Run, RunStatus
-
-WIDE_BUCKETS_S = 10.0
 
 
 def incident_notice(
@@ -109,7 +107,6 @@ def impact_words(impact: Impact) -> str:
 
 def _ttft_words(worst_s: float, promised_s: float | None) -> str:
     """The worst p99, and on which side of what is promised it lies: a figure alone reads as harm."""
-    # Above that a histogram's buckets are as wide as what is read from them: 40 to 80 s, 80 to 160.
     said = f"p99 TTFT up to {'about ' if worst_s > WIDE_BUCKETS_S else ''}{format_seconds(worst_s)}"
     if promised_s is None:
         return said

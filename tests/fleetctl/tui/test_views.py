@@ -36,6 +36,7 @@ from fleetctl.wire import (
     RunStatus,
     Signal,
     StepRecord,
+    TimelineEntry,
 )
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
 
@@ -263,6 +264,13 @@ def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
     assert view.head.rows[0][1].text == "page, opened 22:12:38, over after 90s"
     assert view.head.rows[-1][1].text == "pm/inc-1.md"
     assert view.diagnosis.heading.text == "Diagnosis: not made yet"
+
+
+def test_an_incident_that_was_over_and_came_back_says_when() -> None:
+    again = TimelineEntry(seq=9, at=NOW - 20, kind="incident.reopened", text="node-2 is slow")
+    head = incident_view(make_incident(timeline=[again]), NOW).head
+    texts = [cell.text for row in head.rows for cell in row]
+    assert any(text.endswith(f", came back {clock_time(NOW - 20)}") for text in texts), texts
 
 
 def test_an_incident_says_who_was_told_when_and_who_could_not_be() -> None:

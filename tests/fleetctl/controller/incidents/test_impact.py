@@ -245,6 +245,27 @@ def test_what_users_waited_at_the_gateway_is_held_to_the_promise_too(scope: dict
         assert "beyond the promised 1.0 s (at the gateway)" in said
 
 
+def test_nobody_is_said_to_have_waited_longer_than_since_it_began_beyond_what_they_waited_before() -> None:
+    """Within a bucket of 40 to 80 s, 79 s were told of an incident 30 s old."""
+    store = SeriesStore()
+    for at in range(900, 1035, 5):
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "a"}, at, 0.5 if at < 1005 else 79.0)
+        for bound in ("1.0", "40.0", "80.0", "+Inf"):
+            counted = min(at, 1000) if float(bound) < 80 else at
+            store.append({"__name__": "gateway_ttft_seconds_bucket", "le": bound}, at, float(counted))
+    impact = impact_of(make_incident(active_at=1000.0), store, 0, 2000)
+    assert impact.p99_ttft_worst_s == impact.p99_ttft_after_s == 30 + 15 + 0.5
+    assert impact.p99_at_gateway_worst_s == pytest.approx(3 * 20 + 1, abs=0.1), "of windows of 20 s"
+    assert "/ about 46 s / about 46 s |" in render(PostmortemInput(INCIDENT, 2000.0, impact))
+
+
+def test_of_a_wait_that_was_there_before_the_record_nobody_knows_how_long_it_can_be() -> None:
+    store = SeriesStore()
+    for at in (1000.0, 1005.0):
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "a"}, at, 79.0)
+    assert impact_of(make_incident(active_at=1000.0), store, 0, 2000).p99_ttft_worst_s == 79.0
+
+
 def test_time_out_of_objective_is_a_length_of_time_and_not_the_minutes_that_it_touches() -> None:
     bad = [(at, 9.0 if 55 <= at < 67 else 0.1) for at in range(0, 200, 1)]
     assert slo_minutes([(float(at), value) for at, value in bad], 2.5, 0.0) == pytest.approx(12 / 60)
