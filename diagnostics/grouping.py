@@ -7,12 +7,14 @@ In this order, an alert
 3. joins the open incident of another node, which widens, when the same alert is on so many nodes of one place that
    the place is the reason (`diagnostics.scope`), or when its own place holds that node;
 4. reopens the incident that it ended with shortly before, or one around its node that was not over when it began and
-   whose cause can be behind it: flapping is one story, not many, and so is a queue that is worked off;
+   whose cause can be behind it: flapping is one story, not many, and so is a queue that is worked off; another alert of
+   its place that begins when all is over is another fault's;
 5. opens a new incident.
 
 In 1, 2 and 4 the alert must also tell of the same fault (`same_fault`): it is a symptom of one tree with what stands
 there, the cause that the incident was given explains it, or it begins with the incident. What begins minutes later for
-another reason is another incident, however many alerts lie between.
+another reason is another incident, however many alerts lie between; and so is a page half an hour after a ticket of
+which nobody knows the cause.
 
 Incidents of single nodes that were open before the place was known stay as they are, runs included, and are marked as
 part of the wider one. An incident that a run acts on is never widened.
@@ -47,9 +49,11 @@ from diagnostics.scope import (
     scope_text,
     shared_places,
 )
+from diagnostics.severity import severity_rank
 from diagnostics.tree import AlertKind
 
 NEAR_S = 180.0  # alerts that begin within this time of each other are taken for one fault
+OLD_STORY_S = 1800.0  # what is graver and begins so long after is no part of what nobody knows the cause of
 
 Kinds = Mapping[str, AlertKind]
 Explains = Mapping[str, frozenset[str]]
@@ -133,7 +137,7 @@ def _placed(
             return join(widen(one, scope, f"{alert.name} fires for {scope_text(scope)}", now), alert, now)
     for incident in sorted(working.values(), key=lambda one: (-(one.resolved_at or 0.0), one.id)):
         goes_on = is_lately_resolved(incident, now) and _is_explained(incident, alert, kinds, explains)
-        is_again = may_reopen(incident, alert, now) and same_fault(incident, alert, kinds, explains)
+        is_again = _comes_back(incident, alert, now) and same_fault(incident, alert, kinds, explains)
         if is_again or (goes_on and _is_aftermath(incident, alert, nodes)):
             found = join(reopen(incident, alert, goes_on=goes_on), alert, now)
             break
@@ -205,12 +209,22 @@ def same_fault(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Ex
 
 def is_symptom(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:
     """Whether the alert is of a kind with one of the incident's, or its standing cause can be behind it."""
-    if _is_of_kind(incident, alert, kinds):
+    if _is_of_kind(incident, alert, kinds) and not _is_worse_long_after(incident, alert):
         return True
     node = incident.scope.get("node")
     if any(_stands_alone(one, kinds) for one in (alert, *incident.alerts)) and node != alert.labels.get("node", ""):
         return False
     return _is_explained(incident, alert, kinds, explains)
+
+
+def _is_worse_long_after(incident: Incident, alert: FiredAlert) -> bool:
+    """Whether an alert that is graver than all that the incident has had began long after it: a ticket that has stood
+    for half an hour dates no page. One by a name that it has goes on with it."""
+    began = incident.onset_at if incident.onset_at is not None else incident.opened_at
+    onset = onset_of(alert)
+    had = max((severity_rank(one.severity) for one in incident.alerts), default=0)
+    is_graver = severity_rank(alert.severity) > had and not _has_name(incident, alert.name)
+    return is_graver and onset is not None and onset - began >= OLD_STORY_S
 
 
 def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains: Explains) -> bool:
@@ -223,6 +237,16 @@ def _is_explained(incident: Incident, alert: FiredAlert, kinds: Kinds, explains:
         if onset is None or incident.resolved_at is None or onset > incident.resolved_at:
             return False
     return kind.tree in explains.get(found.cause, frozenset())
+
+
+def _comes_back(incident: Incident, alert: FiredAlert, now: float) -> bool:
+    """Whether what was over at the alert's place comes back: on the same node, by an alert that it had, or by one that
+    had begun before it was over. What begins later in a pool, and shows in another way, only came soon after it."""
+    if not may_reopen(incident, alert, now):
+        return False
+    onset, over_at = onset_of(alert), incident.resolved_at
+    had_begun = onset is None or over_at is None or onset <= over_at
+    return had_begun or not is_wide(incident.scope) or _has_name(incident, alert.name)
 
 
 def _is_aftermath(incident: Incident, alert: FiredAlert, nodes: Nodes) -> bool:

@@ -265,14 +265,16 @@ def unmitigate(incident: Incident) -> Incident:
 def reopen(incident: Incident, alert: FiredAlert, *, goes_on: bool = False) -> Incident:
     """It came back with `alert`: open again, counted, and no longer part of a wider one.
 
-    Its cause is asked anew: what explained it the last time need not explain it now. `goes_on`: the alert began before
-    it was over, and that cause explains it: what it told stands.
+    Its cause is asked anew: what explained it the last time need not explain it now, and it is as grave as what came
+    back, unless a person has said so. `goes_on`: the alert began before it was over, and that cause explains it: what
+    it told stands.
     """
     return replace(
         _moved(incident, IncidentStatus.OPEN),
         resolved_at=None,
         cleared_at=None,
         reopened=incident.reopened + 1,
+        severity=incident.severity if goes_on or incident.handling.severity_by else alert.severity,
         part_of=None,
         onset_at=_earlier(incident.onset_at, onset_of(alert)) if goes_on else onset_of(alert),
         diagnosis=incident.diagnosis if goes_on else None,

@@ -258,6 +258,44 @@ def test_what_comes_back_for_another_reason_reopens_nothing_and_what_reopens_is_
     assert reopened.onset_at == NOW + 390
 
 
+@pytest.mark.parametrize(("began_s", "is_reopened"), [(250.0, True), (390.0, False)])
+def test_another_alert_of_a_pool_that_began_when_all_was_over_is_another_incident(
+    began_s: float, is_reopened: bool
+) -> None:
+    """It would be told with the onset, the severity and the impact of what had been mended."""
+    (queue,) = group_alerts([make_alert("LLMQueueDepth", pool="chat")], [], NOW, KNOWN, KINDS).values()
+    closed = resolve(clear(queue, queue.alerts[0].fingerprint, NOW + 300), NOW + 310)
+    other = replace(make_alert("LLMPreemptions", pool="chat", fired_at=NOW + 400), active_at=NOW + began_s)
+    assert (closed.id in group_alerts([other], [closed], NOW + 400, KNOWN, KINDS)) == is_reopened
+    again = make_alert("LLMQueueDepth", pool="chat", fired_at=NOW + 400)
+    assert closed.id in group_alerts([again], [closed], NOW + 400, KNOWN, KINDS)
+
+
+def test_what_comes_back_is_as_grave_as_it_is_now() -> None:
+    page = make_alert("LLMOutOfMemory", "node-1")
+    ticket = replace(make_alert("LLMQueueDepth", "node-1"), severity="ticket")
+    (incident,) = group_alerts([page, ticket], [], NOW, KNOWN).values()
+    for alert in (page, ticket):
+        incident = clear(incident, alert.fingerprint, NOW + 300)
+    again = replace(ticket, active_at=NOW + 390, fired_at=NOW + 400)
+    (reopened,) = group_alerts([again], [resolve(incident, NOW + 310)], NOW + 400, KNOWN).values()
+    assert (reopened.reopened, incident.severity, reopened.severity) == (1, "page", "ticket")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "cause", "joins"), [(10, None, True), (40, None, False), (40, "kv_pressure", True), (40, "xid", False)]
+)
+def test_a_page_long_after_a_ticket_without_a_cause_is_no_part_of_it(
+    minutes: float, cause: str | None, joins: bool
+) -> None:
+    ticket = replace(make_alert("LLMQueueDepth", pool="chat"), severity="ticket")
+    (old,) = group_alerts([ticket], [], NOW, KNOWN, KINDS).values()
+    old = named(cause, old) if cause else old
+    page = make_alert("LLMPreemptions", pool="chat", fired_at=NOW + 60 * minutes)
+    explains = {"kv_pressure": frozenset({"capacity"}), "xid": frozenset({"gpu"})}
+    assert (old.id in group_alerts([page], [old], NOW + 60 * minutes, KNOWN, KINDS, explains)) == joins
+
+
 def test_a_title_names_the_other_alerts() -> None:
     names = ["LLMNodeSlow", "LLMQueueDepth", "LLMOutOfMemory", "LLMPreemptions", "LLMNodeDown"]
     (incident,) = after([[make_alert(name, "node-1") for name in names]])
