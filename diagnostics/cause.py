@@ -25,6 +25,7 @@ causes:
     unhurt: "{{nodes}} is loading"        wrong, and this is said
     acts_on: [process_ended]              its page is proposed once one of these is yes, and until then
     awaits: only failed scrapes say so    this is said
+    lasts_s: 60                           it is confirmed once it has gone on for so long
     left_while: {pod_liveness: why}       nothing is proposed while that is yes, and why is said
 """
 
@@ -94,6 +95,7 @@ class _CauseForm(BaseModel):
     unhurt: str = Field(default="", max_length=300)
     acts_on: list[_Name] = Field(default_factory=list, max_length=20)
     awaits: str = Field(default="", max_length=300)
+    lasts_s: float = Field(default=0.0, ge=0, le=3600)
     left_while: dict[_Name, _Word] = Field(default_factory=dict, max_length=20)
 
     @model_validator(mode="after")
@@ -155,6 +157,7 @@ class _CauseForm(BaseModel):
             unhurt=self.unhurt,
             acts_on=tuple(self.acts_on),
             awaits=self.awaits,
+            lasts_s=self.lasts_s,
             left_while=self.left_while,
         )
 

@@ -50,6 +50,9 @@ def _page(cause: Cause, causes: Mapping[str, Cause], questions: Mapping[str, Que
     yield ""
     yield f"`{cause.name}`: {cause.means}"
     yield ""
+    if expects.lasts_s:
+        yield f"It is confirmed once it has gone on for {expects.lasts_s:.0f} s: what passes by itself is shorter."
+        yield ""
     if expects.at_most == "likely":
         yield "Its evidence only coincides, so that a diagnosis never calls it more than likely."
         yield ""

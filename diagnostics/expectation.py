@@ -40,6 +40,7 @@ class Expectation:
     unhurt: str = ""  # what is said then, as `says`; {{nodes}}: those that start
     acts_on: tuple[str, ...] = ()  # its page is proposed once one of them is yes; none: whenever it is named
     awaits: str = ""  # what is said until then
+    lasts_s: float = 0.0  # it is confirmed once it has gone on for so long: what goes by itself is often shorter
     left_while: Mapping[str, str] = field(default_factory=dict)  # its page is not proposed while this is yes: why
 
     @property

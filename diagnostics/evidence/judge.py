@@ -49,7 +49,6 @@ TRAFFIC = (
     "sum(llm:aborted:rate{{{scope}}}) / (sum(llm:requests:rate{{{scope}}}) > 0)",
     "max(llm:arrivals_share{{{scope}}})",
     "avg(llm:e2e_seconds:mean{{{scope}}} > 0)",
-    "sum(llm:running{{{scope}}})",  # what comes, times how long each takes: either shows in it at once
 )
 DRIFT_S = 3600.0  # of alerts that have always stood, where nothing changed at once: what crept up is so young
 LEAST_DRIFT_S = 900.0  # and has so much of the record before it, at the least
@@ -140,7 +139,8 @@ def judge(
     readings = {name: known.get(name) or read[name] for name in knowledge.questions}
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
     best = ranking.best
-    found = _named(best, ranking, knowledge, scope, trees, readings, told) if best.causes else None
+    age_s = now - onset.at
+    found = _named(best, ranking, knowledge, scope, trees, readings, told, age_s) if best.causes else None
     if found is None or found.confidence == "unknown":
         found = _unnamed(ranking, knowledge, readings)
     order = _order(ask, found, knowledge, readings)
@@ -189,15 +189,19 @@ def _onset_of_alerts(
     """
     onset = onset_of_series(templates, scope, store, active_at, now)
     since = kept_since(store)
-    age_s = now - onset.at
-    is_aged = since is not None and (age_s >= OLD_S or (onset.early - since < AGED_S and age_s >= AGED_S))
-    if since is None or not is_aged:
+    if since is None or not has_always_stood(onset.at, onset.early, since, now):
         return onset
     for asked in (templates, others):
         later = onset_of_series(asked, scope, store, now, now, not_before=since + AGED_S)
         if onset.late < later.at < now:
             return later
     return replace(onset, past_until=min(now, max(since + AGED_S + LEAST_DRIFT_S, now - DRIFT_S)))
+
+
+def has_always_stood(began: float, early: float, since: float, now: float) -> bool:
+    """Whether what began then, or `early`, is as old as the record, which began at `since`, or how it always is."""
+    age_s = now - began
+    return age_s >= OLD_S or (early - since < AGED_S and age_s >= AGED_S)
 
 
 def onset_of_series(
@@ -270,8 +274,9 @@ def _named(
     trees: Sequence[str],
     readings: Readings,
     told: frozenset[str],
+    age_s: float,
 ) -> Diagnosis:
-    """The best hypothesis in words.
+    """The best hypothesis in words, `age_s` after it began.
 
     Of two causes at work, one that can be behind the alerts is named first; of such two the one that leads to the
     other; else the one that fits better alone. One of `told` is named alone or not at all: it has an incident.
@@ -300,7 +305,7 @@ def _named(
         tree="",
         cause=cause,
         title=verdict_title(expects, knowledge.questions, scope, readings),
-        confidence=_confidence(expects, probability, readings),
+        confidence=_confidence(expects, probability, readings, age_s),
         probability=probability,
         also=also,
         runner_up=runner,
@@ -371,9 +376,10 @@ def starting_nodes(scope: Mapping[str, str], store: SeriesStore, now: float) -> 
     return []
 
 
-def _confidence(expects: Expectation, probability: float, readings: Readings) -> Confidence:
+def _confidence(expects: Expectation, probability: float, readings: Readings, age_s: float) -> Confidence:
     are_known = all(any(readings[name].answer == "yes" for name in group if name in readings) for group in expects.must)
-    if probability >= CONFIRMED_FROM and are_known and expects.at_most == "confirmed":
+    has_lasted = age_s >= expects.lasts_s
+    if probability >= CONFIRMED_FROM and are_known and has_lasted and expects.at_most == "confirmed":
         return "confirmed"
     return "likely" if probability >= (LIKELY_FROM if are_known else LIKELY_UNSEEN_FROM) else "unknown"
 

@@ -53,6 +53,12 @@ def named(tree: str, yes: str, unknown: str = "", kind: str = "node") -> tuple[s
     return rank(tree, yes, unknown, kind).fits[0].causes
 
 
+def test_retries_to_nodes_that_are_slow_are_no_matter_of_the_path() -> None:
+    seen = "nodes_unreachable retries_up ttft_up itl_up steps_slower_than_before"
+    assert named("gateway", seen, kind="pool") == ("network_path",)
+    assert "network_path" not in named("gateway", f"{seen} steps_far_slower", kind="pool")
+
+
 @pytest.mark.parametrize("question", ["most_silent", "most_processes_ended", "peers_wrong"])
 def test_a_share_that_is_asked_for_is_the_share_that_is_shown(question: str) -> None:
     """67 % beside "are at least half of the nodes silent?", meaning those that answer, was read the wrong way round."""
@@ -177,6 +183,12 @@ CASES = [
     ("gpu_ecc", "gpu", "gpu_ecc gpu_unhealthy core_died"),
     ("gpu_thermal", "gray", "gpu_hot gpu_clock_low gpu_hotter gpu_unhealthy slow_steps steps_slower itl_up"),
     ("gpu_power", "gpu", "gpu_brake gpu_unhealthy gpu_clock_low steps_slower"),
+    # of all cards alike no peer shows it
+    (
+        "gpu_power",
+        "latency",
+        "gpu_limit_lowered gpu_clock_fell steps_slower_than_before peers_slower_than_before itl_up e2e_up",
+    ),
     ("gpu_power", "gray", "gpu_power_capped gpu_clock_low gpu_clock_fell slow_steps steps_slower itl_up"),
     ("gpu_clock", "gray", "gpu_clock_low gpu_clock_fell steps_slower steps_slower_than_before"),
     ("gpu_links", "gpu", "gpu_link_faults slow_steps steps_slower"),

@@ -10,12 +10,13 @@ from alerts.evaluation.alert import ActiveAlert
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
 from diagnostics.content_file import unknown
-from diagnostics.diagnosis import Diagnosis, undiagnosed
+from diagnostics.diagnosis import Diagnosis, Evidence, undiagnosed
 from diagnostics.evidence.calm import look_around
-from diagnostics.evidence.judge import diagnose
+from diagnostics.evidence.judge import AGED_S, diagnose, has_always_stood, kept_since
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
 from diagnostics.inquiry import onsets_elsewhere
 from diagnostics.scope import PLACES, node_scope, scope_contains, scope_of, shared_places
+from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.its_node import at_its_node, is_of_one
@@ -46,7 +47,8 @@ class Inquiry:
         self._clock = clock
 
     def diagnose(self, tree_name: str | None, scope: Mapping[str, str]) -> Diagnosis:
-        """The gravest alert's tree; of a named tree, its walk; where no alert stands, what looking around shows.
+        """The gravest alert's tree, of equals one that has not always stood; of a named tree, its walk; where no alert
+        stands, what looking around shows.
 
         Raises BadInputError when the fleet has no such node or place, or content no such tree.
         """
@@ -58,16 +60,19 @@ class Inquiry:
             raise BadInputError(reason, remedy=remedy or f"fleetctl diagnose --tree {sorted(trees)[0]}")
         known = self._known_nodes(now)
         standing = by_gravity([one for one in map(partial(_placed, known), self._standing()) if _concerns(one, where)])
-        firing = [one for one in standing if one.state == "firing"]
+        firing = self._in_turn([one for one in standing if one.state == "firing"], now)
         # What has been about to fire for minutes may be of before: a slow ticket must not date what fires now.
-        onset = min((at for one in firing or standing if (at := onset_of(one)) is not None), default=None)
         if tree_name is not None:
+            first = (firing or standing)[:1]
+            onset = _began(first[0], firing or standing) if first else None
             return self._judged([trees[tree_name]], where, now, onset)
         if not firing:
             return self._of_calm(standing, where, now)
         for alert in firing:
             if (tree := tree_for_alert(trees, alert.name)) is not None:
-                return self._judged([tree], self._place_of(alert, firing, where, now), now, onset)
+                onset = _began(alert, firing)
+                found = self._judged([tree], self._place_of(alert, firing, where, now), now, onset)
+                return _beside_older(found, onset, firing)
         content = self._content.current
         around = look_around(content.knowledge, content.trees, where, self._store, now)
         return around if around.cause is not None else self._untold(firing[0], now)
@@ -123,6 +128,16 @@ class Inquiry:
         elsewhere = onsets_elsewhere(content.trees, trees)
         return diagnose(content.knowledge, trees, where, self._store, now, onset, elsewhere=elsewhere)
 
+    def _in_turn(self, firing: Sequence[FiredAlert], now: float) -> list[FiredAlert]:
+        """The gravest first; of equals those that have always stood come last: what is asked about began since."""
+        since = kept_since(self._store)
+
+        def is_old(alert: FiredAlert) -> bool:
+            at = onset_of(alert)
+            return at is not None and since is not None and has_always_stood(at, at, since, now)
+
+        return sorted(firing, key=lambda one: (-severity_rank(one.severity), is_old(one)))
+
     def _standing(self) -> list[FiredAlert]:
         alerts = [one if isinstance(one, FiredAlert) else fired_alert(one) for one in self._alerts()]
         return [one for one in alerts if one.state in _STANDS]
@@ -159,6 +174,26 @@ class Inquiry:
 def _placed(known: Mapping[str, Mapping[str, str]], alert: FiredAlert) -> FiredAlert:
     """With the places of its node: an alert of a gateway names the node alone."""
     return replace(alert, labels={**known.get(alert.labels.get("node", ""), {}), **alert.labels})
+
+
+def _began(alert: FiredAlert, others: Sequence[FiredAlert]) -> float | None:
+    """When what the alert tells began: with the first of those that began within `AGED_S` before it."""
+    own = onset_of(alert)
+    if own is None:
+        return None
+    return min(at for one in (alert, *others) if (at := onset_of(one)) is not None and at >= own - AGED_S)
+
+
+def _beside_older(found: Diagnosis, onset: float | None, firing: Sequence[FiredAlert]) -> Diagnosis:
+    """With the alerts that stand beside it since before it began: they are another story, and are told."""
+    told = [one.name for one in firing if onset is not None and (at := onset_of(one)) is not None and at < onset]
+    if not told:
+        return found
+    names = ", ".join(dict.fromkeys(told))
+    older = Evidence(
+        "older_alerts", f"Do older alerts stand beside it ({names})?", "yes", value=float(len(told)), unit="count"
+    )
+    return replace(found, evidence=(*found.evidence, older))
 
 
 def _concerns(alert: FiredAlert, where: Mapping[str, str]) -> bool:

@@ -78,6 +78,26 @@ def test_card_is_capped_whose_limit_is_far_below_its_peers_power(watts: float, i
     assert read == answer or (answer == "no" and read == "unknown")  # it tells a yes alone
 
 
+@pytest.mark.parametrize(
+    ("watts", "is_limited", "is_said"),
+    [(200.0, 1.0, True), (300.0, 1.0, False), (200.0, 0.0, False)],
+    ids=["less than before", "as much as before", "it has less to do"],
+)
+def test_limit_that_was_lowered_on_all_cards_is_seen_by_what_they_drew(
+    watts: float, is_limited: float, is_said: bool
+) -> None:
+    """No peer shows it: all are held alike."""
+    store = _store(
+        up=[ALWAYS] * 4,
+        prompt_tokens__rate=[2000 * ALWAYS] * 4,
+        gpu_power_watts=[np.where(AT < BEGIN, 290.0, watts)] * 4,
+        gpu_utilization_ratio=[0.9 * ALWAYS] * 4,
+        gpu_throttled_sw_power=[is_limited * ALWAYS] * 4,
+    )
+    assert (_answer("gpu_limit_lowered", store) == "yes") == is_said
+    assert _answer("gpu_power_capped", store) != "yes"
+
+
 @pytest.mark.parametrize(("steps", "answer"), [(0.0, "yes"), (60.0, "unknown")], ids=["stands still", "computes"])
 def test_xid_of_half_an_hour_ago_counts_while_its_node_takes_no_step(steps: float, answer: str) -> None:
     store = _store(
@@ -100,6 +120,19 @@ def test_of_engines_that_tell_no_steps_each_node_s_tokens_are_held_against_its_p
 ) -> None:
     tpot = [0.02 * np.where(AT < BEGIN, 1.0, times) for times in (of_one, of_all, of_all, of_all)]
     assert _answer("slow_tokens", _store(up=[ALWAYS] * 4, tpot_seconds__mean=tpot)) == answer
+
+
+@pytest.mark.parametrize(
+    ("times", "phase", "answer"), [(30.0, "ready", "yes"), (30.0, "starting", "unknown"), (2.0, "ready", "no")]
+)
+def test_a_node_that_is_ready_by_its_word_and_far_slower_does_not_warm_up(
+    times: float, phase: str, answer: str
+) -> None:
+    store = _store(up=[ALWAYS] * 4, step_seconds__mean=[times * 0.02 * ALWAYS, *[0.02 * ALWAYS] * 3])
+    labels = LabelSet.of({METRIC_NAME: "fleet_node_phase", "node": "node-0", "pool": "chat", "phase": phase})
+    store.append_matrix([labels], np.round(AT * 1000).astype(np.int64), ALWAYS[np.newaxis, :])
+    assert _answer("slow_though_ready", store) == answer
+    assert "slow_though_ready" in builtin_knowledge().expectations["cold_start"].never
 
 
 def test_a_node_whose_tokens_are_slow_is_no_pool_that_decodes_slowly() -> None:

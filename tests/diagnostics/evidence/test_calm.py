@@ -76,6 +76,12 @@ def test_decoding_that_became_slow_without_an_alert_is_still_said_an_hour_later(
     assert said.onset == pytest.approx(NOW - age_s, abs=60)
 
 
+@pytest.mark.parametrize(("age_s", "confidence"), [(30.0, "likely"), (300.0, "confirmed")])
+def test_decoding_that_is_slow_for_seconds_is_not_confirmed(age_s: float, confidence: str) -> None:
+    said = _said(itl_seconds__mean=lambda age: np.where(age <= age_s, 0.045, 0.02))
+    assert (said.cause, said.confidence) == ("decode_slow", confidence)
+
+
 def test_steps_that_are_longer_because_twice_as_many_requests_come_are_nothing_wrong() -> None:
     said = _said(
         itl_seconds__mean=lambda age: np.where(age <= 3600, 0.034, 0.02),

@@ -54,6 +54,7 @@ def test_clients_that_hang_up_as_they_always_did_are_no_symptom(before: float, n
         (_then(200.0, 800.0), 1.0, 0.0, "yes"),
         (200.0, _then(1.0, 0.3), _then(0.0, 0.7), "no"),  # those that failed after their tokens
         (_then(4.0, 40.0), 0.02, 0.0, "unknown"),  # five in four minutes: chance
+        (_then(2.0, 400.0), _then(0.005, 1.0), 0.0, "unknown"),  # nine in half an hour: what they were is chance too
     ],
 )
 def test_answers_are_longer_in_tokens_of_all_that_ended(
@@ -61,6 +62,12 @@ def test_answers_are_longer_in_tokens_of_all_that_ended(
 ) -> None:
     told = _own(generation_tokens__rate=tokens, requests__rate=ended, failed__rate=failed)
     assert _answer("answers_longer", *told) == answer
+
+
+def test_after_an_overload_in_which_the_short_ones_ended_lengths_compare_nothing() -> None:
+    told = {"generation_tokens__rate": _then(200.0, 800.0), "requests__rate": 1.0, "served__rate": 1.0}
+    assert _answer("answers_longer", *_own(**told, arrivals__rate=1.0)) == "yes"
+    assert _answer("answers_longer", *_own(**told, arrivals__rate=_then(5.0, 1.0))) == "unknown"
 
 
 @pytest.mark.parametrize(("batch", "people", "answer"), [(60.0, 20.0, "yes"), (15.0, 45.0, "no"), (5.0, 16.0, "no")])

@@ -50,6 +50,17 @@ def test_what_fires_is_dated_by_itself_and_not_by_what_waits_to_fire(state: str)
     assert (NOW - onset < 60.0) == (state == "pending")
 
 
+def test_what_began_last_is_told_and_a_ticket_of_long_before_beside_it() -> None:
+    """The record is of ten minutes: a ticket as old as it is neither judged nor dates what came since."""
+    found = diagnosed(alert("LLMQueueWait", "firing", 1400.0), alert("LLMCoreDied", "firing", 40.0))
+    assert (found.tree, found.cause) == ("node", "core_crash")
+    assert found.onset is not None
+    assert NOW - found.onset <= 60
+    assert found.evidence[-1].title == "Do older alerts stand beside it (LLMQueueWait)?"
+    graver = replace(alert("LLMQueueWait", "firing", 1400.0), severity="page")
+    assert diagnosed(graver, alert("LLMCoreDied", "firing", 40.0)).tree == "capacity"
+
+
 @pytest.mark.parametrize(("nodes", "asked"), [(NODES[:1], 'node="node-1"'), (NODES[:2], 'pool="default"')])
 def test_nodes_that_have_an_alert_together_are_asked_about_as_the_place_that_they_share(
     nodes: tuple[str, ...], asked: str
