@@ -46,6 +46,14 @@ def restore(probs, before):
     amx.configure(before.ctypes.data)
 
 
+def ask(keys, block):
+    """Nothing is asked for before `pack_keys`."""
+
+
+def look_ahead(values, block):
+    """What is read next is not asked for either."""
+
+
 def load_query(target, source):
     """Copies a query."""
     copy(source.ctypes.data, target.ctypes.data, source.shape[0] * 2)
@@ -100,7 +108,7 @@ def pack_last_values(block, staged):
             pairs[rest // 2, :, 1] = 0
 
 
-def score(queries, keys, block, num_rows, padded, scores):
+def score(queries, keys, values, block, num_rows, padded, scores):
     """`scores[:, :padded] = queries @ keys`, two tiles of keys at a time."""
     cache, head, slots, count = block
     row_bytes = queries.shape[1] * 2

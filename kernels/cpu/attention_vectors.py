@@ -43,6 +43,14 @@ def _widen_row(target, source):
         target[j] = widen(source[j])
 
 
+def ask(keys, block):
+    """Nothing is asked for before `pack_keys`."""
+
+
+def look_ahead(values, block):
+    """What is read next is not asked for either."""
+
+
 def load_query(target, source):
     """Widens a query."""
     _widen_row(target, source)
@@ -98,7 +106,7 @@ def _multiply(left, right, right_stride, num_rows, depth, columns, out):
             _rest_product(own, left_stride, right + first * 4, right_stride, depth, into + first * 4, out_stride, left)
 
 
-def score(queries, keys, block, num_rows, padded, scores):
+def score(queries, keys, values, block, num_rows, padded, scores):
     """`scores[:, :padded] = queries @ keys`."""
     _multiply(queries, keys.ctypes.data, scores.shape[1] * 4, num_rows, queries.shape[1], padded, scores)
 

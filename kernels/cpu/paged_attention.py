@@ -32,7 +32,7 @@ from kernels.cpu.memory import array_at, carray, elements_at, same_bits, scratch
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion
 from kernels.cpu.recorder import empty_result
-from kernels.cpu.task import enter, field, float32_field, leave, next_chunk, offsets_of, pointer
+from kernels.cpu.task import chunk_after, enter, field, float32_field, leave, offsets_of, pointer
 from kernels.kv_codes import SCALE_BYTES, head_dim_of
 
 __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
@@ -40,6 +40,8 @@ __all__ = ["CpuAttentionPlan", "paged_attention", "plan_attention"]
 KEY_BLOCK = 256  # keys of one round of the softmax: their scores, probs and packed forms fit the L1 and L2 caches
 TILE_ROWS = 16  # rows (queries x heads that share keys) of one product
 GROUP_ROWS = 32 * TILE_ROWS  # rows that share one packing of keys and values
+ADDRESSES = 32  # of tiles, a block's and the next one's: what is kept of keys that are read as they lie
+RUNS_OF_THREAD = 3  # at least: where there is less work than that, items are taken one by one
 
 
 class PlanDescriptor(NamedTuple):
@@ -53,6 +55,7 @@ class PlanDescriptor(NamedTuple):
     table_width: int  # blocks
     num_seqs: int
     max_rows: int  # of an item
+    run: int  # items that a thread takes together: of few rows a sequence's heads, whose keys lie side by side
 
 
 class AttentionTask(NamedTuple):
@@ -86,7 +89,7 @@ class CpuAttentionPlan:
     """
 
     arrays: PlanDescriptor  # keeps alive what the descriptor points to
-    descriptor: np.ndarray  # [8], int64: a `PlanDescriptor` of addresses
+    descriptor: np.ndarray  # [9], int64: a `PlanDescriptor` of addresses
     sliding_window: int | None
 
     @property
@@ -177,9 +180,16 @@ def _plan_of(
         table_width=tables.shape[1],
         num_seqs=len(lens),
         max_rows=max_rows if len(items) else 0,
+        run=_run(len(items), len(lens)) if max_rows <= TILE_ROWS else 1,
     )
     addresses = (part.ctypes.data if isinstance(part, np.ndarray) else part for part in arrays)
     return CpuAttentionPlan(arrays, np.array([*addresses], dtype=np.int64), sliding_window)
+
+
+def _run(num_items: int, num_seqs: int) -> int:
+    """All heads of a sequence, or fewer, so that every thread has several runs."""
+    fitting = num_items // (RUNS_OF_THREAD * torch.get_num_threads())
+    return max(min(fitting, num_items // max(num_seqs, 1)), 1)
 
 
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttentionPlan, scale: float) -> Tensor:
@@ -203,10 +213,10 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttent
 def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int, has_codes: bool) -> int:
     """What a thread needs for items of so many rows: the shapes of `_attend`, in its order."""
     width, max_rows = _padded_width(head_dim), _padded_rows(max_rows)
-    packed, tile, rows = (1, KEY_BLOCK * width, itemsize), (TILE_ROWS, KEY_BLOCK), (max_rows, width)
+    packed, tile, rows = (1, _packed_elements(width, itemsize), itemsize), (TILE_ROWS, KEY_BLOCK), (max_rows, width)
     spread = (2 * KEY_BLOCK if has_codes and itemsize == 2 else 0, width, itemsize)
     return scratch_bytes(
-        (1, KEY_BLOCK, 8),
+        (2, KEY_BLOCK, 8),
         packed,
         packed,
         (TILE_ROWS, width, itemsize),
@@ -228,6 +238,11 @@ def _padded_width(head_dim: int) -> int:
     return (head_dim + 31) // 32 * 32
 
 
+def _packed_elements(width: int, itemsize: int) -> int:
+    """Of a block of keys or values, packed; what lies in tiles is not, and needs their addresses alone."""
+    return KEY_BLOCK * width if itemsize == 4 else ADDRESSES * 8 // itemsize
+
+
 def _padded_rows(max_rows: int) -> int:
     return (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
@@ -243,8 +258,8 @@ def _step_of(name: str) -> Callable:
 
     @overload(step, strict=False, jit_options=EXACT)
     def choose(*arguments):
-        if name.startswith("pack") and arguments[1][0].dtype == types.uint8:
-            return lambda *arguments: None  # codes were packed when their block was opened
+        if name in ("pack_keys", "pack_values", "ask", "look_ahead") and arguments[1][0].dtype == types.uint8:
+            return lambda *arguments: None  # codes were packed, and asked for, when their block was opened
         return getattr(_STEPS[arguments[0].dtype], name)
 
     return step
@@ -252,8 +267,18 @@ def _step_of(name: str) -> Callable:
 
 _configure, _restore, _load_query = _step_of("configure"), _step_of("restore"), _step_of("load_query")
 _find_slots, _pack_keys, _pack_values = _step_of("find_slots"), _step_of("pack_keys"), _step_of("pack_values")
-_width, _rows = njit(**EXACT)(_padded_width), njit(**EXACT)(_padded_rows)
+_width, _rows, _elements = (njit(**EXACT)(size) for size in (_padded_width, _padded_rows, _packed_elements))
 _score, _exponentiate, _weigh_values = _step_of("score"), _step_of("exponentiate"), _step_of("weigh_values")
+_ask, _look_ahead = _step_of("ask"), _step_of("look_ahead")
+
+
+@njit(**EXACT)
+def _span(item, seq_lens, starts, heads_per_kv, window):
+    """Of an item's sequence: the first query's position, the first key that is seen, and where keys end."""
+    seq, first_row, last_row = item[0], item[2], item[3]
+    first_position = seq_lens[seq] - (starts[seq + 1] - starts[seq])
+    lowest = 0 if window == 0 else max(first_position + first_row // heads_per_kv - window + 1, 0)
+    return first_position, lowest // KEY_BLOCK * KEY_BLOCK, first_position + (last_row - 1) // heads_per_kv + 1
 
 
 @njit(**EXACT)
@@ -276,9 +301,9 @@ def _attend(task, space, like, stored, packed):
     seq_lens = carray(pointer(plan, AT_PLAN.seq_lens, INT32), (num_seqs,))
     starts = carray(pointer(plan, AT_PLAN.query_starts, INT32), (num_seqs + 1,))
     heads_per_kv, width, max_rows = heads // kv_heads, _width(head_dim), _rows(max_rows)
-    all_slots, space = zeros_at(space, 1, KEY_BLOCK, INT64)
-    all_keys, space = zeros_at(space, 1, KEY_BLOCK * width, packed)
-    all_values, space = zeros_at(space, 1, KEY_BLOCK * width, packed)
+    all_slots, space = zeros_at(space, 2, KEY_BLOCK, INT64)
+    all_keys, space = zeros_at(space, 1, _elements(width, packed.itemsize), packed)
+    all_values, space = zeros_at(space, 1, _elements(width, packed.itemsize), packed)
     staged, space = zeros_at(space, TILE_ROWS, width, packed)
     scores, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, FLOAT32)
     probs, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, packed)
@@ -300,26 +325,35 @@ def _attend(task, space, like, stored, packed):
     for j in range(KEY_BLOCK):
         own_slots[j] = j
     k_scales, v_scales, code_sizes = all_scales[0], all_scales[1], (head_dim, kv_heads, codes)
-    slots, keys, values, before = all_slots[0], all_keys[0], all_values[0], all_before[0]
+    slots, next_slots, keys, values, before = all_slots[0], all_slots[1], all_keys[0], all_values[0], all_before[0]
     row_max, totals = all_row_max[0], all_totals[0]
     _configure(probs, before)
-    item = next_chunk(task)
+    run, is_found = field(plan, AT_PLAN.run), False
+    item, last_item = chunk_after(task, -1, 0, run)
     while item < num_items:
         seq, head, first_row, last_row = items[item]
-        item = next_chunk(task)
+        first_position, lowest, seen_by_last = _span(items[item], seq_lens, starts, heads_per_kv, window)
+        item, last_item = chunk_after(task, item, last_item, run)
         num_rows, first_query = last_row - first_row, starts[seq]
-        first_position = seq_lens[seq] - (starts[seq + 1] - first_query)
         for row in range(num_rows):
             query, own = divmod(first_row + row, heads_per_kv)
             _load_query(queries[row], q[first_query + query, head * heads_per_kv + own])
         sums[:num_rows] = 0
         row_max[:num_rows] = -np.inf
         totals[:num_rows] = 0
-        lowest = 0 if window == 0 else max(first_position + first_row // heads_per_kv - window + 1, 0)
-        seen_by_last = first_position + (last_row - 1) // heads_per_kv + 1
-        for start in range(lowest // KEY_BLOCK * KEY_BLOCK, seen_by_last, KEY_BLOCK):
+        for start in range(lowest, seen_by_last, KEY_BLOCK):
             count = min(KEY_BLOCK, seen_by_last - start)
-            _find_slots(keys, tables[seq], start, count, block_size, slots)
+            if not is_found:
+                _find_slots(keys, tables[seq], start, count, block_size, slots)
+                _ask(keys, (k_cache, head, slots, count))
+            # What comes next: more of this item's keys, or the next item's.
+            next_seq, next_head, next_start, end, is_found = seq, head, start + KEY_BLOCK, seen_by_last, True
+            if next_start >= end and item < num_items:
+                next_seq, next_head = items[item, 0], items[item, 1]
+                _, next_start, end = _span(items[item], seq_lens, starts, heads_per_kv, window)
+            next_count = max(min(KEY_BLOCK, end - next_start), 0)
+            _find_slots(keys, tables[next_seq], next_start, next_count, block_size, next_slots)
+            _look_ahead(values, (k_cache, next_head, next_slots, next_count))
             k_block = open_keys((k_cache, head, slots, count), code_sizes, keys, k_spread, own_slots, k_scales)
             v_block = open_values((v_cache, head, slots, count), code_sizes, values, v_spread, own_slots, v_scales)
             _pack_keys(keys, k_block, staged)
@@ -330,7 +364,7 @@ def _attend(task, space, like, stored, packed):
                 if seen <= 0:
                     continue
                 padded = (seen + 31) // 32 * 32
-                _score(queries[top:], keys, k_block, bottom - top, padded, scores)
+                _score(queries[top:], keys, values, k_block, bottom - top, padded, scores)
                 for row in range(top, bottom):
                     position = first_position + (first_row + row) // heads_per_kv
                     low = 0 if window == 0 else max(position - window + 1 - start, 0)
@@ -356,6 +390,7 @@ def _attend(task, space, like, stored, packed):
                 for row in range(top, bottom):
                     for j in range(width):
                         sums[row, j] += product[row - top, j]
+            slots, next_slots = next_slots, slots
         for row in range(num_rows):
             query, own = divmod(first_row + row, heads_per_kv)
             target = out[first_query + query, head * heads_per_kv + own]

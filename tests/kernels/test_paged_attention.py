@@ -121,3 +121,25 @@ def test_a_plan_made_ahead_gives_the_same_as_none() -> None:
     sequences = Sequences(LENGTHS, 4, 2)
     for own, ahead in zip(sequences.attend(MIXED, planned=False), sequences.attend(MIXED), strict=True):
         torch.testing.assert_close(own, ahead, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 70])
+def test_a_step_of_many_sequences_gives_each_the_bits_that_it_has_alone(dtype: torch.dtype, window: int | None) -> None:
+    lengths, kv_heads, head_dim, block_size = [1, 15, 16, 17, 255, 256, 257, 600], 2, 64, 16
+    generator = torch.Generator().manual_seed(1)
+    blocks = [-(-n // block_size) for n in lengths]
+    caches = torch.randn((2, sum(blocks), block_size, kv_heads, head_dim), generator=generator).to(dtype)
+    order = torch.randperm(sum(blocks), generator=generator).to(torch.int32).split(blocks)
+    q = torch.randn((len(lengths), 2 * kv_heads, head_dim), generator=generator).to(dtype)
+
+    def attended(chosen: list[int]) -> torch.Tensor:
+        tables = torch.nn.utils.rnn.pad_sequence([order[i] for i in chosen], batch_first=True)
+        lens = torch.tensor([lengths[i] for i in chosen], dtype=torch.int32)
+        starts = torch.arange(len(chosen) + 1, dtype=torch.int32)
+        return paged_attention(q[chosen], *caches, tables, lens, starts, scale=0.125, sliding_window=window)
+
+    together = attended(list(range(len(lengths))))
+    assert together.isfinite().all()
+    for i in range(len(lengths)):
+        assert torch.equal(together[i], attended([i])[0]), lengths[i]
