@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import FiredAlert, join, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.fleet import NodeState
@@ -233,3 +234,20 @@ async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp
         assert standing.diagnosis.title.startswith("node-2 gives wrong answers")
         (told_then,) = await told(controller, "diagnosis.named")
         assert told_then.startswith("node-2 gives wrong answers")
+
+
+@pytest.mark.parametrize(("cause", "is_by_deploy"), [("bad_deploy", True), ("overload", False)])
+async def test_a_rollout_that_went_back_meanwhile_mitigated_what_a_deploy_began(
+    tmp_path: Path, cause: str, is_by_deploy: bool
+) -> None:
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path), NoProvider(), clock) as controller:
+        data = {"rollout": "rollout-7", "pool": "default"}
+        await controller.timeline.append("rollout.started", "rollout-7: canary", data=data)
+        clock.move(30.0)
+        opened = open_incident(replace(make_alert("LLMErrors", clock.now()), labels={"pool": "default"}), clock.now())
+        incident = replace(opened, diagnosis=Diagnosis("errors", cause, "t", "confirmed", at=clock.now()))
+        clock.move(60.0)
+        await controller.timeline.append("rollout.rolled_back", "rollout-7: rolled back", data=data)
+        report = await controller.reports.report_now(incident, clock.now() + 1)
+        assert ("as rollout-7 was rolled back" in report.page("md")) == is_by_deploy
