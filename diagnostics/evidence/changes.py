@@ -25,7 +25,7 @@ LATE_FADES_S = 20.0  # and one so long after the latest moment at which it may h
 MAX_TOLD = 5
 ONE_AFTER_THE_OTHER_S = 30.0  # apart, and both times are told
 MAX_NODES = 3  # of one line
-_TOLD_AS = {"limits": ("limits",), "scale": ("scale", "deploy", "rollout")}
+_TOLD_AS = {"limits": ("limits",), "scale": ("scale", "deploy", "rollout", "rollback")}
 _WORDS = {"scale": "a node more or less in"}  # a replacement is that for a moment, and nobody scaled the pool
 
 

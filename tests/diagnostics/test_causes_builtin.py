@@ -228,6 +228,7 @@ CASES = [
         "silent several_silent nodes_fewer queue_waits queue_everywhere kv_full ttft_up running_up",
     ),
     ("wrong_output", "output", "output_wrong"),
+    ("wrong_output", "output", "output_wrong wrong_alone restarted_before"),  # it was restarted, and was right since
     ("quality_drop", "output", "output_wrong peers_wrong new_revision"),
     ("poison_request", "node", "poison_found core_died core_dies_often errors_up"),
     (

@@ -324,6 +324,54 @@ def test_a_change_that_nobody_made_is_a_no_where_a_controller_tells_and_unknown_
     assert format_value(found.value, found.unit) == said
 
 
+@pytest.mark.parametrize(
+    ("went_back_at", "answer"),
+    [(BEGIN - 480, "no"), (BEGIN - 1000, "yes"), (BEGIN + 240, "yes"), (None, "yes")],
+)
+@pytest.mark.parametrize("of_node", [{}, {"node": "node-5"}])
+def test_a_rollout_that_went_back_before_it_began_is_no_deploy(
+    of_node: dict[str, str], went_back_at: float | None, answer: str
+) -> None:
+    """A lying node was "bad_deploy", and nothing treated it: an unready canary had gone back 8 min before."""
+    store, asked_at = SeriesStore(), BEGIN + 300
+    fill(store, BEGIN - 1860, asked_at, {})
+    told = {"deploy" if of_node else "rollout": BEGIN - 960, "rollback": went_back_at}
+    for at in range(-1800, 301, 5):
+        for kind, changed_at in told.items():
+            if changed_at is not None and BEGIN + at >= changed_at:
+                of = {"pool": "default", **(of_node if kind == "deploy" else {})}
+                change = {"__name__": "fleet_change_timestamp_seconds", "kind": kind, **of}
+                store.append(change, BEGIN + at, changed_at)
+    question = builtin_knowledge().questions["changed_deploy"]
+    asked = AskedAt(asked_at, BEGIN)
+    found = read_all([question], {"pool": "default"}, store_query(store, asked_at), asked)["changed_deploy"]
+    assert found.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("ok", "revisions", "is_alone"),
+    [
+        ((1.0, 0.0, 1.0), ("r1", "r1", "r1"), True),
+        ((1.0, 0.0, 1.0), ("r1", "r2", "r1"), False),  # a canary: what it alone has is its revision first
+        ((1.0, 0.0, 1.0), ("r1", "r2", "r2"), False),  # wrong now and then, as all of its revision may be
+        ((0.0, 0.0, 0.0), ("r1", "r1", "r1"), False),
+        ((1.0, 1.0, 1.0), ("r1", "r1", "r1"), False),
+        ((1.0, 0.0, 1.0), ("", "", ""), False),  # nobody tells which revision runs
+    ],
+)
+@pytest.mark.parametrize("scope", [SCOPE, {"pool": "default"}])
+def test_a_node_is_wrong_alone_where_others_of_its_revision_are_right(
+    ok: tuple[float, ...], revisions: tuple[str, ...], is_alone: bool, scope: dict[str, str]
+) -> None:
+    store = SeriesStore()
+    for node, value, revision in zip(NODES, ok, revisions, strict=True):
+        of = {"node": node, "pool": "default", **({"revision": revision} if revision else {})}
+        store.append({"__name__": "llm:output_ok", **of}, BEGIN, value)
+    question = builtin_knowledge().questions["wrong_alone"]
+    found = read_all([question], scope, store_query(store, BEGIN), AskedAt(BEGIN, BEGIN))["wrong_alone"]
+    assert (found.answer == "yes") is is_alone
+
+
 def test_of_a_fleet_of_a_minute_it_is_known_that_nobody_restarted_it() -> None:
     """A slow node of the demo stayed "likely" for four minutes: that it was being restarted was not ruled out."""
     store = SeriesStore()

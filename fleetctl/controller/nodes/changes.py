@@ -36,6 +36,7 @@ class ChangeKind(StrEnum):
     STOP = "stop"  # a node began to drain, and nobody here ordered it: whoever runs it told it to end
     CONFIG = "config"  # content of the controller: rules, trees, pages
     ROLLOUT = "rollout"  # a rollout moved on
+    ROLLBACK = "rollback"  # a rollout has gone back: its pool runs what it ran before
 
 
 class Change(NamedTuple):
@@ -53,6 +54,7 @@ _OF_TIMELINE = {
     "gateway.started": ChangeKind.RESTART,
     "node.started": ChangeKind.RESTART,
     "autoscaler.scaled": ChangeKind.SCALE,
+    "rollout.rolled_back": ChangeKind.ROLLBACK,
 }
 _OF_TIMELINE_BEGINNINGS = {"rollout.": ChangeKind.ROLLOUT, "traffic_rule.": ChangeKind.REROUTE}
 

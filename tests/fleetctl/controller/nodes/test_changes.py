@@ -103,6 +103,8 @@ def test_limits_that_anybody_changes_are_a_change_of_that_node() -> None:
     ("kind", "name", "data", "expected"),
     [
         ("rollout.step", None, {"pool": "chat"}, ("rollout", "", "chat")),
+        ("rollout.rolling_back", None, {"pool": "chat"}, ("rollout", "", "chat")),  # it is still there
+        ("rollout.rolled_back", None, {"pool": "chat"}, ("rollback", "", "chat")),
         ("traffic_rule.made", None, {"id": "x"}, ("reroute", "", "")),
         ("content.loaded", None, {}, ("config", "", "")),
         ("node.started", "a", {}, ("restart", "a", "")),
