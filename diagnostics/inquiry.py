@@ -39,6 +39,7 @@ def diagnose_alerts(
     is short at each burst) takes its evidence along, and is still what it was.
     """
     found = trees_for_alerts(trees, alerts)
+    scope = with_alerts_pool(scope, alerts)
     now = last_fired(alerts, now)
     if not found:
         return _without_tree(knowledge, trees, no_tree, alerts, scope, store, now, told)
@@ -93,6 +94,15 @@ def diagnose_incidents(
                 found = replace(found, since=before.said_since)
             current[key] = with_diagnosis(one, found)
     return [current[one.id] for one in incidents]
+
+
+def with_alerts_pool(scope: Mapping[str, str], alerts: Sequence[FiredAlert]) -> Mapping[str, str]:
+    """The scope with the pool of all alerts that stand: an incident that once was about a model in two pools is asked
+    about the one that is left, else no question about a pool has an answer."""
+    if not scope or scope.get("node") or scope.get("pool"):
+        return scope
+    pools = {one.labels.get("pool", "") for one in alerts if one.state != "resolved"}
+    return {**scope, "pool": pools.pop()} if len(pools) == 1 and all(pools) else scope
 
 
 def last_fired(alerts: Sequence[FiredAlert], now: float) -> float:

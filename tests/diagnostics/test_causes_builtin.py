@@ -53,6 +53,18 @@ def named(tree: str, yes: str, unknown: str = "", kind: str = "node") -> tuple[s
     return rank(tree, yes, unknown, kind).fits[0].causes
 
 
+def test_numbers_that_stand_still_because_the_core_died_are_no_second_cause() -> None:
+    seen = "core_died stood_still errors_up retries_up numbers_frozen"
+    assert named("node", seen) == ("core_crash",)
+    assert named("signals", "numbers_frozen") == ("signals_frozen",)
+
+
+def test_a_prompt_that_is_read_while_tokens_come_slowly_is_no_slow_decoding() -> None:
+    seen = "itl_up steps_slower_than_before steps_cost_more peers_slower_than_before steps_far_slower prefill_backlog"
+    assert named("capacity", seen, kind="pool") == ("decode_slow",)
+    assert "decode_slow" not in named("capacity", f"{seen} long_prompt_in_flight", kind="pool")
+
+
 def test_retries_to_nodes_that_are_slow_are_no_matter_of_the_path() -> None:
     seen = "nodes_unreachable retries_up ttft_up itl_up steps_slower_than_before"
     assert named("gateway", seen, kind="pool") == ("network_path",)
@@ -217,6 +229,11 @@ CASES = [
     ("signals_missing", "node", "serves_unseen silent nodes_fewer tokens_fell served_fell"),
     ("signals_missing", "capacity", "serves_unseen silent most_silent nodes_fewer tokens_fell queue_waits"),
     ("crash_loop", "node", "core_dies_often core_died errors_up served_fell"),
+    (
+        "machine_unhealthy",
+        "node",
+        "machine_silent silent process_ended ended_by_memory ended_unasked ends_again gone_for_others nodes_fewer",
+    ),
     ("core_crash", "node", "core_died errors_up retries_up"),
     ("correlated_failure", "node", "silent most_silent process_ended most_processes_ended nodes_fewer"),
     ("correlated_failure", "errors", "errors_up errors_everywhere served_fell"),

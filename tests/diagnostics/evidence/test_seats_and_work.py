@@ -9,6 +9,8 @@ from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.judge import builtin_knowledge, diagnose
+from diagnostics.incident import FiredAlert
+from diagnostics.inquiry import diagnose_alerts
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
 NOW = 1_700_000_000.0
@@ -17,6 +19,12 @@ AT = np.arange(NOW - 3600, NOW + 1, 5.0)
 
 
 def _said(arrivals: float, full: tuple[str, ...], engine: str = "vllm") -> Diagnosis:
+    trees = load_trees(builtin_tree_files())
+    store = _store(arrivals, full, engine)
+    return diagnose(builtin_knowledge(), [trees["capacity"]], {"pool": "chat"}, store, NOW, BEGAN + 15)
+
+
+def _store(arrivals: float, full: tuple[str, ...], engine: str = "vllm") -> SeriesStore:
     """Two nodes of four seats that have always had half a request a second; those in `full` are full now, and the
     others are asked for nothing, of which TensorRT-LLM's server tells nothing."""
     noise = np.random.default_rng(3)
@@ -45,15 +53,29 @@ def _said(arrivals: float, full: tuple[str, ...], engine: str = "vllm") -> Diagn
             if name not in ("up", "seats"):
                 values = values * noise.normal(1, 0.02, len(at))
             values = np.minimum(values, 4.0) if name == "running" else values
-            labels = LabelSet.of({METRIC_NAME: f"llm:{name}", "node": node, "pool": "chat", "engine": engine})
+            place = {"node": node, "pool": "chat", "model": "m", "engine": engine}
+            labels = LabelSet.of({METRIC_NAME: f"llm:{name}", **place})
             store.append_matrix([labels], np.round(at * 1000).astype(np.int64), values[np.newaxis, :])
-    trees = load_trees(builtin_tree_files())
-    return diagnose(builtin_knowledge(), [trees["capacity"]], {"pool": "chat"}, store, NOW, BEGAN + 15)
+    return store
 
 
 @pytest.mark.parametrize(("arrivals", "cause"), [(12.0, "overload"), (1.1, "seats_full")])
 def test_many_times_the_usual_work_is_never_a_want_of_seats(arrivals: float, cause: str) -> None:
     assert _said(arrivals, ("node-1", "node-2")).cause == cause
+
+
+def test_incident_of_a_model_in_two_pools_is_asked_about_the_pool_whose_alerts_are_left() -> None:
+    store = _store(12.0, ("node-1", "node-2"))
+    idle = LabelSet.of({METRIC_NAME: "llm:up", "node": "node-9", "pool": "batch", "model": "m", "engine": "vllm"})
+    store.append_matrix([idle], np.round(AT * 1000).astype(np.int64), np.ones((1, len(AT))))
+    places = (("chat", "firing"), ("batch", "resolved"))
+    alerts = [
+        FiredAlert(pool, "LLMQueueGrowing", "page", state, {"pool": pool, "model": "m"}, active_at=BEGAN + 15)
+        for pool, state in places
+    ]
+    trees = load_trees(builtin_tree_files())
+    said = diagnose_alerts(builtin_knowledge(), trees, {}, alerts, {"model": "m"}, store, NOW, BEGAN + 15)
+    assert said.cause == "overload"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm"])
