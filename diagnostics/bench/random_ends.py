@@ -122,7 +122,7 @@ def all_cards_are_held(fleet: RandomFleet) -> Happening | None:
         change("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", to=fleet.some(4, 8, 128)),
         change("slow", to=fleet.some(1.7, 2.2)),
     ]
-    return Happening(("gpu_power", "gpu_clock", "decode_slow", "correlated_failure"), changes, not_remedies=OUT)
+    return Happening(("gpu_power", "gpu_clock", "decode_slow", "correlated_failure"), changes)
 
 
 def memory_of_the_cards_fills(fleet: RandomFleet) -> Happening | None:

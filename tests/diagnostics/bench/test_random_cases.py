@@ -63,3 +63,9 @@ def test_what_happens_to_all_spares_the_other_pool() -> None:
     beside = [one for one in random_cases(4 * len(FAULTS), 9) if len({node.pool for node in one.nodes}) == 2]
     assert beside
     assert all("all" not in change.on for one in beside for change in one.changes)
+
+
+def test_node_that_was_ill_before_may_be_replaced() -> None:
+    ill = [one for one in random_cases(4 * len(FAULTS), 9) if "an older card" in one.title]
+    assert ill
+    assert not any(one.expect.not_remedies for one in ill)
