@@ -85,5 +85,15 @@ def test_failures_that_only_the_gateway_counts_are_of_a_dead_core_unless_it_wait
     held: float, answer: str
 ) -> None:
     own = {"up": 1.0, "failed__rate": 0.0, "generation_tokens__rate": _until(200.0)}
-    at_gateway = {"gateway_requests_total": lambda at: (at - AT[0]) * 0.5, "gateway_inflight_requests": held}
-    assert _answers("trtllm", "failed", **own, **at_gateway)["errors_only"] == answer
+    failed = {"gateway_requests_total": lambda at: np.maximum(at - SINCE, 0.0) * 0.5}
+    assert _answers("trtllm", "failed", **own, **failed, gateway_inflight_requests=held)["errors_only"] == answer
+
+
+@pytest.mark.parametrize(("token_at", "answer"), [(NOW - 150, "no"), (NOW - 400, "yes")])
+def test_node_that_gives_tokens_to_who_asks_it_directly_is_not_what_fails_at_the_gateway(
+    token_at: float, answer: str
+) -> None:
+    """A proxy was stuck after a flood, and its nodes, who answered all who asked them directly, were replaced."""
+    own = {"up": 1.0, "failed__rate": 0.0, "generation_tokens__rate": lambda at: (np.abs(at - token_at) < 15) * 4.0}
+    failed = {"gateway_requests_total": lambda at: (at - AT[0]) * 0.5, "gateway_inflight_requests": 0.0}
+    assert _answers("vllm", "failed", **own, **failed)["errors_only"] == answer
