@@ -220,6 +220,12 @@ CASES = [
     ("gpu_fault", "node", "gpu_unhealthy machine_gpu_fault silent process_ended"),
     ("unschedulable", "node", "pod_unscheduled loading silent"),
     ("out_of_memory", "node", "process_ended ended_by_memory pod_out_of_memory silent"),
+    (  # also minutes after a deploy that had nothing to do with it
+        "out_of_memory",
+        "node",
+        "process_ended pod_out_of_memory silent nodes_fewer gone_for_others ended_unasked gpu_idler_than_before new_revision changed_deploy",
+    ),
+    ("client_disconnects", "errors", "clients_hang_up queue_waits tokens_fell"),  # a third of a second is no reason
     ("bad_deploy_never_ready", "node", "pod_cannot_start new_revision changed_deploy loading"),
     ("node_down", "node", "core_gone core_died errors_up"),
     ("core_hung", "node", "core_stuck no_steps tokens_fell served_fell queue_waits gpu_idle"),
