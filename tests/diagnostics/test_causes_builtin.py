@@ -223,7 +223,8 @@ CASES = [
     (  # also minutes after a deploy that had nothing to do with it
         "out_of_memory",
         "node",
-        "process_ended pod_out_of_memory silent nodes_fewer gone_for_others ended_unasked gpu_idler_than_before new_revision changed_deploy",
+        "process_ended pod_out_of_memory silent nodes_fewer gone_for_others ended_unasked gpu_idler_than_before "
+        "new_revision changed_deploy",
     ),
     ("client_disconnects", "errors", "clients_hang_up queue_waits tokens_fell"),  # a third of a second is no reason
     ("bad_deploy_never_ready", "node", "pod_cannot_start new_revision changed_deploy loading"),
