@@ -176,6 +176,24 @@ def test_a_new_revision_of_which_no_node_runs_ended_with_its_deploy(
     assert _answer("ends_after_deploy", told).answer == answer
 
 
+@pytest.mark.parametrize(("answers", "status", "answer"), [(0.0, 1.0, "yes"), (1.0, 1.0, "no"), (0.0, 143.0, "no")])
+def test_a_node_that_its_platform_starts_anew_after_each_end_does_not_run(
+    answers: float, status: float, answer: str
+) -> None:
+    """A new image wanted a newer driver: between two of its ends the process was up for 18 s, and never answered."""
+    ends = sum(_since(at, at + 20) for at in (0, 40, 90, 160, 250, 380))
+    old = {"llm:up": ALWAYS, "fleet_node_process_up": ALWAYS}
+    new = {
+        "llm:up": np.where(BEGIN - 20 > AT, 1.0, answers),
+        "fleet_node_process_up": 1 - ends,
+        "fleet_node_exit_status": status * ALWAYS,
+        "deployed": np.where(BEGIN - 20 <= AT, BEGIN - 20, np.nan),
+    }
+    assert _answer("ends_after_deploy", {"node-0": new, "node-1": old}).answer == answer
+    seen = "silent process_ended ends_again ended_thrice ended_and_back pod_restarts changed_deploy"
+    assert _named("node", f"{seen} ends_after_deploy") == ("bad_deploy_never_ready",), "replacing it helps nothing"
+
+
 def test_a_pool_whose_new_revision_ends_on_every_node_is_rolled_back() -> None:
     """Three servers of a new configuration crashed, and no cause was named: an order, the deploy and the silent pool
     each left it to another."""
