@@ -49,13 +49,14 @@ def split_incident(
     """The incident about its first cause alone, and by id where the alerts that only the second cause explains are now.
 
     None: it is one. It has to name the same two causes for `SPLIT_AFTER_S`, an alert that stands has to speak for each
-    of them, and nothing may be acting on it. The alerts that leave are placed as if they began to fire now, so that
+    of them and not for the other, and nothing may be acting on it: where one of the two explains all that fires, the
+    other is beside it. The alerts that leave are placed as if they began to fire now, so that
     those of several nodes are one incident, or several, as ever; `others`, `known`: see `group_alerts`.
     """
     if pair is None or now - pair.since < SPLIT_AFTER_S or incident.status is not IncidentStatus.OPEN:
         return None
-    stays = explains.get(pair.cause, frozenset())
-    leaves = explains.get(pair.also, frozenset()) - stays
+    of_first, of_second = (explains.get(cause, frozenset()) for cause in (pair.cause, pair.also))
+    leaves = of_second - of_first
 
     def is_of(alert: FiredAlert, trees: frozenset[str]) -> bool:
         kind = kinds.get(alert.name)
@@ -63,7 +64,7 @@ def split_incident(
 
     leaving = [one for one in incident.alerts if is_of(one, leaves)]
     arrivals = [one for one in leaving if one.state != "resolved"]
-    if not arrivals or not any(is_of(one, stays) for one in incident.alerts if one.state != "resolved"):
+    if not arrivals or not any(is_of(one, of_first - of_second) for one in incident.alerts if one.state != "resolved"):
         return None
     taken = {one.id: one for one in others if one.id != incident.id}
     parted = group_alerts(arrivals, taken.values(), now, known, kinds, explains)

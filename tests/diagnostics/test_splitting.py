@@ -73,11 +73,21 @@ def test_what_is_over_goes_with_its_fault_and_the_rest_says_when_its_own_began()
         (incident_of(make_alert("Slow"), make_alert("Hits")), PAIR, SPLIT_AFTER_S - 1),
         (incident_of(make_alert("Slow"), make_alert("Queue")), PAIR, 20.0),  # both explain the queue
         (incident_of(make_alert("Hits"), make_alert("Evicted")), PAIR, 20.0),  # nothing speaks for the first alone
+        (incident_of(make_alert("Queue"), make_alert("Hits")), PAIR, 20.0),  # the second explains all
         (incident_of(make_alert("Slow"), make_alert("Unheard")), PAIR, 20.0),
         (mitigate(incident_of(make_alert("Slow"), make_alert("Hits"))), PAIR, 20.0),
         (clear(incident_of(make_alert("Slow"), make_alert("Hits")), f"Hitsnode-1@{NOW}", NOW), PAIR, 20.0),
     ],
-    ids=["one cause", "too soon", "shared symptom", "first unseen", "unknown alert", "a run acts", "second is over"],
+    ids=[
+        "one cause",
+        "too soon",
+        "shared symptom",
+        "first unseen",
+        "all of the second",
+        "unknown alert",
+        "a run acts",
+        "second is over",
+    ],
 )
 def test_it_stays_one_where_that_is_not_certain(incident: Incident, pair: CausePair | None, after_s: float) -> None:
     assert split_incident(incident, pair, [incident], NOW + after_s, KNOWN, KINDS, EXPLAINS) is None
