@@ -47,6 +47,15 @@ def test_half_of_the_workload_shares_one_prefix() -> None:
     assert requests == make_workload(64), "every engine gets the same"
 
 
+@pytest.mark.parametrize("count", range(6, 65))
+def test_who_gets_further_in_its_time_is_asked_for_no_other_lengths(count: int) -> None:
+    """The first 7 prompts had 166 tokens in the middle, the first 27 had 225: who was faster seemed later."""
+    requests = make_workload(64)[:count]
+    own = [len(r.prompt) - PREFIX_TOKENS * r.has_prefix for r in requests]
+    assert 165 < sum(own) / count < 225
+    assert 115 < sum(r.output_tokens for r in requests) / count < 152
+
+
 def test_made_drafters_know_their_share_of_an_answer(tmp_path: Path) -> None:
     """Those that are right behind a word, of the words of one answer."""
     tree = {"num_attention_heads": 1, "head_dim": 64, "intermediate_size": 64}
