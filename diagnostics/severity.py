@@ -8,7 +8,8 @@ SEVERITIES = ("ticket", "warning", "page", "critical")  # rising; a word not lis
 
 
 class SevLevel(NamedTuple):
-    """A level; `within_s` counts from the opening of the incident, None: there is no clock."""
+    """A level; `within_s` counts from the opening of the incident, or from when it came back with something new. None:
+    there is no clock."""
 
     number: int
     within_s: float | None

@@ -17,7 +17,7 @@ from fleetctl.controller.alertmanager.local_silences import list_silences
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.incidents.incident_handling import silence_matchers
-from fleetctl.controller.incidents.incident_store import get_incident, save_incident
+from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, save_incident
 from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
 from fleetctl.controller.incidents.views import incident_summary, no_remedy
 from fleetctl.controller.notifications.incident_notice import cause_words
@@ -193,6 +193,15 @@ async def test_an_incident_of_long_ago_takes_comments_and_one_that_is_not_there_
     assert incident_summary(stored).handling.correction is not None
     with pytest.raises(BadInputError, match="no incident inc-0"):
         await controller.handling.comment("inc-0", IncidentNote(comment="x"), "ann")
+
+
+def test_the_clock_of_what_came_back_as_something_new_begins_with_it() -> None:
+    """What came back half an hour after it had been mended was overdue before anybody had been told of it."""
+    early = resolve(incident(100.0, fired(severity="critical")), 1500.0)
+    late = replace(fired(severity="critical"), active_at=1990.0, fired_at=2000.0)
+    assert incident_summary(StoredIncident(early)).due_at == 100.0 + 900.0
+    assert incident_summary(StoredIncident(reopen(early, late))).due_at == 1990.0 + 900.0
+    assert incident_summary(StoredIncident(reopen(early, late, goes_on=True))).due_at == 100.0 + 900.0
 
 
 async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: Controller) -> None:
