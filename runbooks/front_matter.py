@@ -19,12 +19,17 @@ Risk = Literal["low", "medium", "high"]
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a page. `default` is checked when the page is loaded."""
+    """One input of a page. `default` is checked when the page is loaded.
+
+    `seen`: an expression of tokens that a proposal takes in place of the default, "" if none: what suits the fleet as
+    it is measured then.
+    """
 
     type: ValueType
     required: bool
     default: str | None
     description: str
+    seen: str = ""
 
     @property
     def example(self) -> str:
@@ -67,6 +72,7 @@ class _Input(_Strict):
     required: bool = False
     default: str | int | float | None = None
     description: str = Field(min_length=1, max_length=500)
+    seen: str = Field(default="", max_length=2000)
 
 
 class _Verify(_Strict):
@@ -130,7 +136,11 @@ def _input(name: str, raw: _Input, lines: KeyLines) -> InputSpec:
             raise lines.at((*where, "default")).error(
                 f"default of input {name!r}: {error.message}", error.remedy
             ) from None
-    return InputSpec(value_type, raw.required, default, raw.description)
+    if raw.seen and (value_type is not ValueType.THRESHOLD or default is None):
+        raise lines.at((*where, "seen")).error(
+            f"input {name!r}: `seen` is for a threshold that has a default", "remove it, or give a default"
+        )
+    return InputSpec(value_type, raw.required, default, raw.description, " ".join(raw.seen.split()))
 
 
 def _verify(raw: _Verify, lines: KeyLines) -> Verify:

@@ -93,6 +93,7 @@ class Page:
         """Every PromQL template on the page with examples filled in: where it stands, its text, the line; 0: head."""
         examples = {name: spec.example for name, spec in self.inputs.items()}
         found = [("verify.expect", fill(self.verify.expect, examples), 0)] if self.verify is not None else []
+        found += [(f"inputs.{name}.seen", fill(one.seen, examples), 0) for name, one in self.inputs.items() if one.seen]
         for step in self.steps:
             if step.when:
                 found.append(("when", fill(step.when, examples), step.line))
@@ -326,6 +327,12 @@ def _check_rest(file: str, head: FrontMatter, steps: tuple[PageStep, ...]) -> No
         used.update(_check_places(place, head.verify.expect, head))
         used.update(_check_places(head.lines.at(("verify", "says")), head.verify.says, head))
         _check_quotes(place, "verify.expect", head.verify.expect, head)
+    for name, spec in head.inputs.items():
+        place = head.lines.at(("inputs", name, "seen"))
+        used.update(_check_places(place, spec.seen, head))
+        _check_quotes(place, f"inputs.{name}.seen", spec.seen, head)
+        if name in places(spec.seen):
+            raise place.error(f"inputs.{name}.seen uses the input itself", "name the inputs that it depends on")
     for name in head.inputs:
         if name not in used:
             raise head.lines.at(("inputs", name)).error(

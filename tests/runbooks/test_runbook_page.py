@@ -99,6 +99,17 @@ BAD = {
     "text where a flag belongs": ("required: true", 'required: "yes"', "p.md:9: inputs.node.required: "),
     "bad default": ("default: 20s", "default: soon", "p.md:13: default of input 'deadline': 'soon' is not a duration"),
     "input without default": ("    default: 20s\n", "", "p.md:11: input 'deadline' has no default"),
+    "what is seen of a duration": (
+        "default: 20s",
+        "default: 20s\n    seen: llm:x",
+        "p.md:14: input 'deadline': `seen` is for a threshold that has a default; remove it",
+    ),
+    "seen of an input that is not there": (
+        "description: how long\n",
+        "description: how long\n  over:\n    type: threshold\n    default: 32k\n    description: long\n"
+        '    seen: x{pool="{{pol}}"}\n',
+        "p.md:19: undefined input {{pol}}",
+    ),
     "required with default": ("default: 20s", "default: 20s\n    required: true", "p.md:11: input 'deadline' is requi"),
     "settle too long": ("settle: 5", "settle: 2m", "p.md:15: verify: settle must be shorter than within"),
     "within is no duration": ("within: 1m", "within: long", "p.md:17: verify.within: 'long' is not a duration"),

@@ -27,6 +27,7 @@ from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.ports import Lookup, NodeFacts
 from runbooks.run import Run, RunStatus
+from runbooks.template import fill
 from runbooks.value import ValueType
 
 log = structlog.get_logger()
@@ -36,6 +37,7 @@ NO_NAMES: Mapping[str, Sequence[str]] = {}
 WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
 WITHDRAWER = "controller"  # who cancels what it proposed itself
+MAX_SEEN_TOKENS = 1e8
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -156,6 +158,7 @@ class Remediation:
         if missing:
             await self._say_impossible(incident, missing_words(page, scope, missing))
             return True
+        inputs |= await seen_inputs(page, inputs, self._lookup.evaluate)
         current = self._book.get(incident.id)
         if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
             return False  # it widened meanwhile: what suits one node is no remedy for all of them
@@ -321,6 +324,22 @@ def inputs_from_scope(
         name for name, spec in page.inputs.items() if name not in inputs and spec.required and spec.default is None
     ]
     return inputs, missing
+
+
+async def seen_inputs(
+    page: Page, inputs: Mapping[str, str], evaluate: Callable[[str], Awaitable[float | None]]
+) -> dict[str, str]:
+    """Thresholds that the page takes from what the fleet measures, to two digits; where that is not known, none: its
+    default stands."""
+    found = {}
+    for name, spec in page.inputs.items():
+        if not spec.seen or name in inputs:
+            continue
+        known = {other: one.default for other, one in page.inputs.items() if one.default is not None}
+        value = await evaluate(fill(spec.seen, {**known, **inputs}))
+        if value is not None and 1 <= value < MAX_SEEN_TOKENS:
+            found[name] = f"{float(f'{value:.2g}'):.0f}"
+    return found
 
 
 def missing_words(page: Page, scope: Mapping[str, str], missing: Sequence[str]) -> str:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from alerts.promql import evaluate
+from alerts.series.store import SeriesStore
 from diagnostics.cause import builtin_causes
 from diagnostics.incident import Incident, IncidentStatus
 from fleetctl.controller.content.load import load_content
@@ -13,6 +15,7 @@ from fleetctl.controller.incidents.remediation import (
     inputs_from_scope,
     is_for_scope,
     missing_words,
+    seen_inputs,
 )
 from fleetctl.controller.metrics import ControllerMetrics
 from runbooks.approval import Approval, Approvals
@@ -47,6 +50,38 @@ def test_what_a_place_does_not_tell_of_a_page_is_said_with_the_command_for_who_k
     assert words == (
         "replace-node needs node, which the scope does not give. By hand: `fleetctl runbook run replace-node node=NODE`"
     )
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("usual", "in_flight", "ended", "over"),
+    [
+        (450.0, 17_300.0, 460.0, "2800"),  # they all were below 32k, and a rule over 32k moved none of them
+        (450.0, 0.0, 36_000.0, "4000"),  # an engine that tells of a prompt when it has ended
+        (24_000.0, 100_000.0, 24_500.0, "49000"),
+        (450.0, 500.0, 460.0, None),  # none is far longer than usual
+        (None, 17_300.0, 460.0, None),  # nobody knows what is usual
+    ],
+)
+async def test_what_is_proposed_as_a_long_prompt_is_one_here(
+    usual: float | None, in_flight: float, ended: float, over: str | None
+) -> None:
+    store = SeriesStore(retention_s=7200.0)
+    for node, longest in (("node-1", in_flight), ("node-2", 0.0)):
+        of = {"node": node, "pool": "chat"}
+        for at in range(-1800, 1, 5):
+            p99 = usual if at < -60 else ended
+            if p99 is not None:
+                store.append({"__name__": "llm:prompt_tokens:p99", **of}, NOW + at, p99)
+            store.append({"__name__": "llm:longest_prompt_tokens", **of}, NOW + at, longest if at >= -60 else 0.0)
+
+    async def measured(expression: str) -> float | None:
+        found = evaluate(expression, store, NOW)
+        return found[0].value if found else None
+
+    page = LIBRARY["reroute-long-context"]
+    assert await seen_inputs(page, {"pool": "chat"}, measured) == ({} if over is None else {"over": over})
+    assert await seen_inputs(page, {"pool": "chat", "over": "8k"}, measured) == {}, "what somebody said stands"
 
 
 def test_proposals_are_counted_by_whose_answer_they_need_with_the_age_of_the_oldest() -> None:
