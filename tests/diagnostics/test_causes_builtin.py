@@ -251,6 +251,8 @@ CASES = [
         "capacity",
         "silent several_silent nodes_fewer queue_waits queue_everywhere kv_full ttft_up running_up",
     ),
+    # of a node that ended it says nothing that the others are full: one more beside it replaces none
+    ("node_down", "node", "silent process_ended nodes_fewer queue_waits running_up seats_taken ttft_up ttft_median_up"),
     ("wrong_output", "output", "output_wrong"),
     ("wrong_output", "output", "output_wrong wrong_alone restarted_before"),  # it was restarted, and was right since
     ("quality_drop", "output", "output_wrong peers_wrong new_revision"),
