@@ -119,7 +119,7 @@ def _limits(store: SeriesStore, nodes: Collection[str], now: float) -> dict[str,
         for sample in evaluate("vllm:cache_config_info", store, now)
     }
     found = {}
-    for signals in route_signals(store, nodes, now):
+    for signals in route_signals(store, sorted(nodes), now):
         own, size = told.get(signals.node, {}), blocks.get(signals.node, "")
         if not size.isdecimal() or not signals.cache_tokens or "max_num_seqs" not in own:
             return Unknown(f"{signals.node} does not tell its KV cache and its limits (engine_limit)")
