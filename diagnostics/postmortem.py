@@ -88,8 +88,7 @@ def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Dura
     """How long each part took, as far as it was recorded. `back`: the end of a rollback that mitigated it."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
     decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
-    # A change by hand, for something else or before it opened, is what may have caused it as well as what mended it.
-    helped = [run.updated_at for run in incident.runs if run.status == "succeeded" and not run.is_apart]
+    helped = [run.updated_at for run in _that_helped(incident)]
     helped += [back.at] if back is not None else []
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
     named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
@@ -104,6 +103,12 @@ def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Dura
         to_mitigate_s=_gap(incident.opened_at, min(helped, default=None)),
         to_resolve_s=_gap(incident.opened_at, incident.resolved_at),
     )
+
+
+def _that_helped(incident: IncidentRecord) -> list[RunRecord]:
+    """Its own runs that succeeded: a change by hand, for something else or before it opened, is what may have caused it
+    as well as what mended it."""
+    return [run for run in incident.runs if run.status == "succeeded" and not run.is_apart]
 
 
 def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> str:
@@ -129,8 +134,11 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
 
 def _by_rollback(incident: IncidentRecord, back: EventRecord | None) -> str:
     """What is said of a mitigation that a rollback was; "" where a run was it."""
-    helped = any(run.status == "succeeded" and not run.is_apart for run in incident.runs)
-    return "" if back is None or helped else f", as {back.data.get('rollout', 'its rollout')} was rolled back"
+    return (
+        ""
+        if back is None or _that_helped(incident)
+        else f", as {back.data.get('rollout', 'its rollout')} was rolled back"
+    )
 
 
 def render(report: PostmortemInput) -> str:
@@ -138,11 +146,12 @@ def render(report: PostmortemInput) -> str:
     incident = report.incident.model_copy(update={"diagnosis": as_named(report.incident)})
     report = replace(report, incident=incident)
     back = taken_back(report)
+    took = durations(incident, back)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,
         began_at=began_at(incident),
-        durations=durations(incident, back),
+        durations=took,
         impact=report.impact,
         level=sev_level(incident.severity),
         clock_words=clock_words(incident, back),
@@ -151,9 +160,9 @@ def render(report: PostmortemInput) -> str:
         effects=report.effects,
         taken_back=back,
         came_back=[one.at for one in incident.timeline if one.kind == "incident.reopened"],
-        decided=_decided(incident, durations(incident, back)),
-        mitigated=_reached(durations(incident, back).to_mitigate_s, incident, "by none"),
-        resolved=_reached(durations(incident, back).to_resolve_s, incident, NOT_RECORDED),
+        decided=_decided(incident, took),
+        mitigated=_reached(took.to_mitigate_s, incident, "by none"),
+        resolved=_reached(took.to_resolve_s, incident, NOT_RECORDED),
         by_rollback=_by_rollback(incident, back),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
         earlier=[run for run in incident.runs if _is_earlier(run, incident)],

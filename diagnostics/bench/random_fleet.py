@@ -19,6 +19,14 @@ ENGINES = {
     "tgi": 9,
     "fleetctl": 9,
 }  # as often as one meets them
+_NATIVE = {
+    "fleetctl": "vllm:*",
+    "vllm": "vllm:*",
+    "sglang": "sglang:*",
+    "trtllm": "trtllm_*",
+    "llamacpp": "llamacpp:*",
+    "tgi": "tgi_*",
+}
 
 
 @dataclass(slots=True)
@@ -90,10 +98,8 @@ def change(what: str, on: str | list[str] = "all", **how: Any) -> dict[str, Any]
 
 
 def native(engine: str) -> str:
-    """The names of all metrics of an engine's own."""
-    return {"vllm": "vllm:*", "sglang": "sglang:*", "tgi": "tgi_*", "trtllm": "trtllm_*", "llamacpp": "llamacpp:*"}.get(
-        engine, "vllm:*"
-    )
+    """The names of all metrics that an engine gives under its own; ours has vLLM's."""
+    return _NATIVE[engine]
 
 
 def rollout(fleet: RandomFleet, **what: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

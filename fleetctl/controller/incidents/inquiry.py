@@ -15,7 +15,7 @@ from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import AGED_S, diagnose, has_always_stood, kept_since
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
 from diagnostics.inquiry import onsets_elsewhere
-from diagnostics.scope import PLACES, node_scope, scope_contains, scope_of, shared_places
+from diagnostics.scope import PLACES, node_scope, nodes_in_scope, scope_contains, scope_of, shared_places
 from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
@@ -101,8 +101,7 @@ class Inquiry:
         if where.get("node") or not is_of_one(found):
             return found
         known = self._known_nodes(now)
-        nodes = [name for name, place in known.items() if scope_contains(where, {"node": name, **place})]
-        its = at_its_node(found, nodes, known, self._content.current, self._store, now)
+        its = at_its_node(found, nodes_in_scope(where, known), known, self._content.current, self._store, now)
         return found if its is None else its[1]
 
     def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:

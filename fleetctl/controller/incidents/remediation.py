@@ -331,12 +331,12 @@ async def seen_inputs(
 ) -> dict[str, str]:
     """Thresholds that the page takes from what the fleet measures, to two digits; where that is not known, none: its
     default stands."""
+    known = {name: spec.default for name, spec in page.inputs.items() if spec.default is not None} | dict(inputs)
     found = {}
     for name, spec in page.inputs.items():
         if not spec.seen or name in inputs:
             continue
-        known = {other: one.default for other, one in page.inputs.items() if one.default is not None}
-        value = await evaluate(fill(spec.seen, {**known, **inputs}))
+        value = await evaluate(fill(spec.seen, known))
         if value is not None and 1 <= value < MAX_SEEN_TOKENS:
             found[name] = f"{float(f'{value:.2g}'):.0f}"
     return found
