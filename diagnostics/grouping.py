@@ -139,7 +139,7 @@ def _placed(
         goes_on = is_lately_resolved(incident, now) and _is_explained(incident, alert, kinds, explains)
         is_again = _comes_back(incident, alert, now) and same_fault(incident, alert, kinds, explains)
         if is_again or (goes_on and _is_aftermath(incident, alert, nodes)):
-            found = join(reopen(incident, alert, goes_on=goes_on), alert, now)
+            found = join(reopen(incident, alert, now, goes_on=goes_on), alert, now)
             break
     else:
         found = open_incident(alert, now)

@@ -113,12 +113,18 @@ class Incident:
     alerts: tuple[FiredAlert, ...] = ()
     diagnosis: Diagnosis | None = None
     reopened: int = 0  # times it came back after it was resolved
+    clock_at: float | None = None  # since when its level's clock runs; None: since it was opened
     cleared_at: float | None = None  # since when no alert fires; None while one does or is unknown
     first_scope: Mapping[str, str] = field(default_factory=dict)  # before widening; what reopening compares
     widened_at: float | None = None  # when the scope last became more than it was
     widened_why: str = ""
     part_of: str | None = None  # the wider incident that explains this one; it keeps its own alerts and runs
     handling: Handling = field(default_factory=Handling)
+
+    @property
+    def clock_began_at(self) -> float:
+        """When its level's clock began: at its opening, or when it came back with something new."""
+        return self.opened_at if self.clock_at is None else self.clock_at
 
 
 def fired_alert(active: AlertLike) -> FiredAlert:
@@ -262,18 +268,19 @@ def unmitigate(incident: Incident) -> Incident:
     return _moved(incident, IncidentStatus.OPEN)
 
 
-def reopen(incident: Incident, alert: FiredAlert, *, goes_on: bool = False) -> Incident:
+def reopen(incident: Incident, alert: FiredAlert, now: float, *, goes_on: bool = False) -> Incident:
     """It came back with `alert`: open again, counted, and no longer part of a wider one.
 
     Its cause is asked anew: what explained it the last time need not explain it now, and it is as grave as what came
-    back, unless a person has said so. `goes_on`: the alert began before it was over, and that cause explains it: what
-    it told stands.
+    back, unless a person has said so; its level's clock begins anew. `goes_on`: the alert began before it was over, and
+    that cause explains it: what it told stands.
     """
     return replace(
         _moved(incident, IncidentStatus.OPEN),
         resolved_at=None,
         cleared_at=None,
         reopened=incident.reopened + 1,
+        clock_at=incident.clock_at if goes_on else now,
         severity=incident.severity if goes_on or incident.handling.severity_by else alert.severity,
         part_of=None,
         onset_at=_earlier(incident.onset_at, onset_of(alert)) if goes_on else onset_of(alert),

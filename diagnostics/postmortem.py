@@ -43,13 +43,16 @@ class PostmortemInput:
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds between the turning points; None where one of the two did not happen or was not recorded."""
+    """Seconds between the turning points; None where one of the two did not happen or was not recorded.
+
+    Of an incident that came back with something new all but the first are of that: as its level's clock counts.
+    """
 
     to_detect_s: float | None  # first bad sample of a firing alert to the incident
-    to_diagnose_s: float | None  # incident to when its cause was first named, or to what was said in place of one
+    to_diagnose_s: float | None  # clock to when its cause was first named, or to what was said in place of one
     to_decide_s: float | None  # first proposal to its approval
-    to_mitigate_s: float | None  # incident to the end of its first run that succeeded, or of the rollback below
-    to_resolve_s: float | None  # incident to resolved
+    to_mitigate_s: float | None  # clock to the end of its first run that succeeded, or of the rollback below
+    to_resolve_s: float | None  # clock to resolved
 
 
 def began_at(incident: IncidentRecord) -> float:
@@ -87,28 +90,32 @@ def taken_back(report: PostmortemInput) -> EventRecord | None:
 def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Durations:
     """How long each part took, as far as it was recorded. `back`: the end of a rollback that mitigated it."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
-    decided = [run for run in incident.runs if run.decided_at is not None and not run.is_apart]
+    since = incident.clock_began_at
+    decided = [run for run in incident.runs if (run.decided_at or 0.0) >= since and not run.is_apart]
     helped = [run.updated_at for run in _that_helped(incident)]
     helped += [back.at] if back is not None else []
     cause = incident.diagnosis.cause if incident.diagnosis is not None else None
-    named = [one.at for one in verdict_changes(incident) if one.cause is not None and one.cause == cause]
+    told = [one for one in verdict_changes(incident) if one.at >= since]
+    named = [one.at for one in told if one.cause is not None and one.cause == cause]
     found = incident.diagnosis
     standing = (found.since or found.at or None) if found is not None else None
     diagnosed = min(named, default=standing)
     first = min(decided, key=lambda run: run.decided_at or 0.0, default=None)
     return Durations(
         to_detect_s=_gap(began_at(incident), incident.opened_at) if is_known else None,
-        to_diagnose_s=_gap(incident.opened_at, diagnosed),
+        to_diagnose_s=_gap(since, diagnosed),
         to_decide_s=_gap(first.created_at, first.decided_at) if first is not None else None,
-        to_mitigate_s=_gap(incident.opened_at, min(helped, default=None)),
-        to_resolve_s=_gap(incident.opened_at, incident.resolved_at),
+        to_mitigate_s=_gap(since, min(helped, default=None)),
+        to_resolve_s=_gap(since, incident.resolved_at),
     )
 
 
 def _that_helped(incident: IncidentRecord) -> list[RunRecord]:
-    """Its own runs that succeeded: a change by hand, for something else or before it opened, is what may have caused it
-    as well as what mended it."""
-    return [run for run in incident.runs if run.status == "succeeded" and not run.is_apart]
+    """Its own runs that succeeded since its clock began: a change by hand, for something else or before it opened, is
+    what may have caused it as well as what mended it; what helped the last time did not last."""
+    since = incident.clock_began_at
+    own = [run for run in incident.runs if run.status == "succeeded" and not run.is_apart]
+    return [run for run in own if run.updated_at >= since]
 
 
 def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> str:
@@ -116,7 +123,8 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
     level, took = sev_level(incident.severity), durations(incident, back)
     if level.within_s is None:
         return f"{level.name} has no clock."
-    asked = f"{level.name} asks for a cause and a mitigation within {format_seconds(level.within_s)} of its opening"
+    from_when = "opening" if incident.clock_at is None else f"coming back at {_clock(incident.clock_at)}"
+    asked = f"{level.name} asks for a cause and a mitigation within {format_seconds(level.within_s)} of its {from_when}"
     mitigated_s = took.to_mitigate_s if took.to_mitigate_s is not None else took.to_resolve_s
     if mitigated_s is None:
         return f"{asked}; it is not mitigated."
@@ -146,7 +154,8 @@ def render(report: PostmortemInput) -> str:
     incident = report.incident.model_copy(update={"diagnosis": as_named(report.incident)})
     report = replace(report, incident=incident)
     back = taken_back(report)
-    took = durations(incident, back)
+    helped = back if back is not None and back.at >= incident.clock_began_at else None
+    took = durations(incident, helped)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,
@@ -154,7 +163,8 @@ def render(report: PostmortemInput) -> str:
         durations=took,
         impact=report.impact,
         level=sev_level(incident.severity),
-        clock_words=clock_words(incident, back),
+        clock_words=clock_words(incident, helped),
+        clock_from="incident opened" if incident.clock_at is None else "it came back",
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
         effects=report.effects,
@@ -163,7 +173,7 @@ def render(report: PostmortemInput) -> str:
         decided=_decided(incident, took),
         mitigated=_reached(took.to_mitigate_s, incident, "by none"),
         resolved=_reached(took.to_resolve_s, incident, NOT_RECORDED),
-        by_rollback=_by_rollback(incident, back),
+        by_rollback=_by_rollback(incident, helped),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
         earlier=[run for run in incident.runs if _is_earlier(run, incident)],
         around=incident.around[-MAX_AROUND_ROWS:],
@@ -207,9 +217,7 @@ def unknowns(report: PostmortemInput) -> list[str]:
     if impact.still_held:
         gaps.append(f"What became of {impact.still_held} requests that nodes without an answer held at the end.")
     if impact.no_gateway_s:
-        gaps.append(
-            f"How many requests found no gateway in the {format_seconds(impact.no_gateway_s)} when none answered."
-        )
+        gaps.append(f"How many requests found no gateway: {impact.no_gateway_words}.")
     if impact.maybe_wrong is not None:
         gaps.append(f"Which answers were wrong: {impact.wrong_words}.")
     if impact.door_words:

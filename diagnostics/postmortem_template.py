@@ -49,6 +49,9 @@ It began {{ began_at | utc }}\
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}
+{% if impact.no_gateway_s %}
+| found no gateway, in no number here | {{ impact.no_gateway_words | text }} |
+{% endif %}
 {% if impact.left is not none %}
 | left before the end of their answer | {{ impact.left }} |
 {% endif %}
@@ -87,10 +90,10 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 | from | to | time |
 |---|---|---|
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
-| incident opened | cause named | {{ durations.to_diagnose_s | span }} |
+| {{ clock_from }} | cause named | {{ durations.to_diagnose_s | span }} |
 | remedy proposed | decided | {{ decided }} |
-| incident opened | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | {{ mitigated }} |
-| incident opened | resolved | {{ resolved }} |
+| {{ clock_from }} | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | {{ mitigated }} |
+| {{ clock_from }} | resolved | {{ resolved }} |
 
 ## Alerts
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from diagnostics.value_format import format_seconds, format_value
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -150,6 +152,7 @@ class Impact(_Record):
     fates: list[Fate] = Field(default_factory=list)
     still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
     no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
+    arrivals_before_per_s: float | None = None  # of all gateways, just before that; None: nobody recorded it
     why_not_counted: str = ""  # why requests, moved and lost are None
     # By node, the answers since its last right one to the known prompt; None: none was found wrong, empty: uncounted.
     maybe_wrong: dict[str, int] | None = None
@@ -188,6 +191,26 @@ class Impact(_Record):
             return "answers may be wrong, and nobody counted how many"
         total, nodes = sum(self.maybe_wrong.values()), ", ".join(sorted(self.maybe_wrong))
         return f"up to {total} {'answer' if total == 1 else 'answers'} of {nodes} may be wrong"
+
+    @property
+    def found_no_gateway(self) -> int | None:
+        """About how many came while no gateway answered; None: nobody knows how many came before. 0: none did."""
+        if not self.no_gateway_s:
+            return 0
+        return None if self.arrivals_before_per_s is None else round(self.arrivals_before_per_s * self.no_gateway_s)
+
+    @property
+    def no_gateway_words(self) -> str:
+        """About how many found no gateway, by what came before and for how long; "" where one always answered."""
+        if not self.no_gateway_s:
+            return ""
+        gap, count = format_seconds(self.no_gateway_s), self.found_no_gateway
+        if count is None or self.arrivals_before_per_s is None:
+            return f"no gateway answered for {gap} (how many came then is not known)"
+        before = format_value(self.arrivals_before_per_s, "per_second")
+        if not count:
+            return f"no gateway answered for {gap} ({before} came before)"
+        return f"about {count} more found no gateway ({before} came before, for {gap}; counted by nobody)"
 
     @property
     def door_words(self) -> str:
@@ -230,6 +253,7 @@ class IncidentRecord(_Record):
     severity: str = "ticket"
     scope: dict[str, str] = Field(default_factory=dict)
     opened_at: float
+    clock_at: float | None = None  # since when its level's clock runs, where it came back; None: since it was opened
     onset_at: float | None = None  # the first bad sample that was ever told; an alert that fires again forgets its own
     widened_at: float | None = None
     widened_why: str = ""
@@ -241,3 +265,8 @@ class IncidentRecord(_Record):
     runs: list[RunRecord] = Field(default_factory=list)
     timeline: list[EventRecord] = Field(default_factory=list)
     around: list[EventRecord] = Field(default_factory=list)  # what else happened to the place, shortly before and then
+
+    @property
+    def clock_began_at(self) -> float:
+        """When its level's clock began: at its opening, or when it came back with something new."""
+        return self.opened_at if self.clock_at is None else self.clock_at

@@ -322,6 +322,29 @@ def test_the_clock_of_its_level_is_met_missed_or_not_there() -> None:
     assert clock_words(make_record(severity="ticket")) == "SEV-4 has no clock."
 
 
+def test_the_clock_of_what_came_back_with_something_new_counts_from_then_in_words_and_table() -> None:
+    """Mended the first time within a minute, and again a quarter of an hour after it came back half an hour later."""
+    back_at = OPENED + 1800
+    run = make_record().runs[0].model_dump()
+    later = run | {"id": "run-2", "created_at": back_at + 30, "decided_at": back_at + 60, "updated_at": back_at + 890}
+    named = event("diagnosis.named", 1810, cause="slow_node", confidence="confirmed")
+    record = make_record(
+        severity="critical",
+        clock_at=back_at,
+        resolved_at=back_at + 1200,
+        runs=[run, later],
+        timeline=[event("incident.reopened", 1800), named],
+    )
+    words = clock_words(record)
+    assert "within 15 min 00 s of its coming back at 22:43:20" in words
+    assert words.endswith("the cause was named after 10 s and it was mitigated after 14 min 50 s: met.")
+    took = durations(record)
+    assert (took.to_decide_s, took.to_resolve_s) == (30, 1200)
+    page = render(PostmortemInput(record, written_at=back_at + 1300, impact=IMPACT))
+    assert "| it came back | mitigated by a run | 14 min 50 s |" in page
+    assert "mitigated by no run: missed" in clock_words(record.model_copy(update={"runs": [record.runs[0]]}))
+
+
 def rollout(kind: str, after_s: float, pool: str = "chat") -> dict[str, object]:
     return event(f"rollout.{kind}", after_s, rollout="rollout-7", pool=pool) | {"text": f"rollout-7: {kind}"}
 

@@ -16,6 +16,7 @@ from diagnostics.record import Fate, Impact, IncidentRecord
 from fleetctl.controller.incidents.counter_growth import increase
 from fleetctl.controller.incidents.doubtful_answers import DoubtfulAnswers
 from fleetctl.controller.incidents.gateway_wait import worst_p99_s
+from fleetctl.controller.incidents.no_gateway import arrivals_per_s, outages
 from fleetctl.controller.nodes.gateways import DEATHS, GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
@@ -105,6 +106,7 @@ class _Tally:
     was_watched: bool = False  # before it began: the first value of a counter is no growth
     gateway_starts: set[float] = field(default_factory=set)
     gateway_ups: list[Points] = field(default_factory=list)  # `up` of each gateway
+    gateway_requests: list[Points] = field(default_factory=list)  # all that ended, however it did
     held: dict[str, float] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # nodes whose last scrape failed
     doubtful: DoubtfulAnswers = field(default_factory=DoubtfulAnswers)
@@ -117,6 +119,7 @@ class _Tally:
         match labels.get("__name__"):
             case name if name == REQUESTS:
                 outcome = labels.get("outcome", "")
+                self.gateway_requests.append(points)
                 grown = increase(points, self.began_at)
                 _add(self.ended, outcome, grown)
                 if outcome == "finished" and labels.get("node") in self.concerned:
@@ -193,6 +196,7 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
     during = list(tally.possible())
     last_at = max((at for at, _ in during), default=0.0)
     after = [value for at, value in during if at == last_at]
+    without = outages(tally.gateway_ups, tally.began_at - LOSS_LEAD_S)
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
         requests=_count(counted, ACCEPTED),
@@ -208,7 +212,10 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
             if round(count)
         ],
         still_held=round(sum(held)) if held else None,
-        no_gateway_s=outage_s(tally.gateway_ups, tally.began_at - LOSS_LEAD_S),
+        no_gateway_s=sum((one.until - one.since for one in without), 0.0),
+        arrivals_before_per_s=arrivals_per_s(tally.gateway_requests, tally.gateway_ups, without[0].since)
+        if without
+        else None,
         why_not_counted=why,
         maybe_wrong=tally.doubtful.counted(tally.began_at, by_gateway=not why),
         gateway_ends=round(tally.gateway_ends),
@@ -242,21 +249,6 @@ def slo_minutes(ttft: Points, objective_s: float | None, since: float) -> float 
     moments = sorted(worst)
     spans = [min(later - at, 60.0) for at, later in pairwise(moments)]
     return sum(span for at, span in zip(moments, spans, strict=False) if worst[at] > objective_s) / 60
-
-
-def outage_s(ups: Sequence[Points], since: float) -> float:
-    """Seconds from `since` on in which no gateway answered: from a scrape that failed to the next that did not."""
-    looks = sorted((at, which, value) for which, points in enumerate(ups) for at, value in points if value == value)
-    values: dict[int, float] = {}
-    total, down_since = 0.0, None
-    for at, which, value in looks:
-        values[which] = value
-        is_down = len(values) == len(ups) and not any(values.values())
-        if is_down and down_since is None:
-            down_since = max(at, since)
-        elif not is_down and down_since is not None:
-            total, down_since = total + max(0.0, at - down_since), None
-    return total + (max(0.0, looks[-1][0] - down_since) if looks and down_since is not None else 0.0)
 
 
 def _is_within(labels: Mapping[str, str], scope: Mapping[str, str]) -> bool:

@@ -131,11 +131,6 @@ def freeze_view(freeze: Freeze) -> wire.Freeze:
     return wire.Freeze.model_validate(asdict(freeze))
 
 
-def _told_from(incident: Incident) -> float:
-    """When its level's clock began: at its opening, or with what came back of another beginning."""
-    return max(incident.opened_at, incident.onset_at or incident.opened_at)
-
-
 def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_remedy: str = "") -> wire.Incident:
     """Without timeline and evidence: what a list shows."""
     incident: Incident = stored.incident
@@ -148,7 +143,7 @@ def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_r
         status=wire.IncidentStatus(incident.status.value),
         severity=incident.severity,
         sev=level.name,
-        due_at=None if level.within_s is None else _told_from(incident) + level.within_s,
+        due_at=None if level.within_s is None else incident.clock_began_at + level.within_s,
         scope=dict(incident.scope),
         opened_at=incident.opened_at,
         onset_at=incident.onset_at,

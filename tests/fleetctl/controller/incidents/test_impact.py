@@ -12,7 +12,8 @@ from fleetctl.controller.incidents.counter_growth import increase
 from fleetctl.controller.incidents.impact import impact_in_parts, impact_of, slo_minutes
 from fleetctl.controller.notifications.incident_notice import impact_words
 
-OPENED = 1000.0
+OPENED_AT = 1000
+OPENED = float(OPENED_AT)
 INCIDENT = IncidentRecord(id="inc-1", title="t", status="resolved", opened_at=OPENED)
 
 
@@ -150,13 +151,17 @@ def test_a_gateway_that_died_meanwhile_counted_nothing(is_back: bool) -> None:
 
 
 @pytest.mark.parametrize(("gateways", "told"), [(1, "those that found no gateway"), (2, "")])
-def test_what_found_no_gateway_is_in_no_count_and_the_page_says_so(gateways: int, told: str) -> None:
+def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways: int, told: str) -> None:
     store = SeriesStore()
     for at in range(900, 1050, 5):
+        is_down = 1000 <= at < 1020
         for number in range(gateways):
-            up = 0.0 if number == 0 and 1000 <= at < 1020 else 1.0
+            up = 0.0 if number == 0 and is_down else 1.0
             store.append({"__name__": "up", "job": "llm-gateway", "instance": f"gateway-{number}"}, at, up)
+        if gateways == 1 and is_down:
+            continue
         store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, at / 5)
+        store.append({"__name__": "gateway_requests_total", "outcome": "refused"}, at, at / 10)
         store.append({"__name__": "gateway_requests_total", "outcome": "failed", "node": "a"}, at, 2.0 * (at > 1000))
 
     impact = impact_of(INCIDENT, store, 0, 2000)
@@ -164,7 +169,25 @@ def test_what_found_no_gateway_is_in_no_count_and_the_page_says_so(gateways: int
     assert (impact.lost, impact.no_gateway_s) == (2, 20.0 if told else 0.0)
     page = render(PostmortemInput(INCIDENT, 2000.0, impact))
     assert f"| lost | 2{', and ' + told if told else ''} |" in page
-    assert ("found no gateway in the 20 s when none answered" in page) == bool(told)
+    words = "about 6 more found no gateway (0.3/s came before, for 20 s; counted by nobody)"
+    assert impact.found_no_gateway == (6 if told else 0)
+    assert (f"| found no gateway, in no number here | {words} |" in page) == bool(told)
+    assert (f"- How many requests found no gateway: {words}." in page) == bool(told)
+    assert (words in impact_words(impact)) == bool(told)
+
+
+@pytest.mark.parametrize("watched_from", [985, None], ids=["for fifteen seconds", "never"])
+def test_how_many_found_no_gateway_is_unknown_where_what_came_before_is(watched_from: int | None) -> None:
+    store = SeriesStore()
+    for at in range(watched_from or OPENED_AT, 1050, 5):
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 0.0 if 1000 <= at < 1020 else 1.0)
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(at))
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.no_gateway_s, impact.found_no_gateway) == (20.0, None)
+    page = render(PostmortemInput(INCIDENT, 2000.0, impact))
+    assert (
+        "- How many requests found no gateway: no gateway answered for 20 s (how many came then is not known)" in page
+    )
 
 
 @pytest.mark.anyio

@@ -161,7 +161,7 @@ async def test_a_corrected_verdict_is_what_stands_is_not_judged_again_and_starts
     kind, text = (await told(controller, found.id))[-1]
     assert kind == "diagnosis.corrected"
     assert "overload (confirmed) was wrong, it was slow_node: its fan stands" in text
-    again = reopen(resolve(kept, 200.0), fired())
+    again = reopen(resolve(kept, 200.0), fired(), 210.0)
     assert (again.handling.correction, again.handling.assignee) == (None, "")
 
 
@@ -200,8 +200,9 @@ def test_the_clock_of_what_came_back_as_something_new_begins_with_it() -> None:
     early = resolve(incident(100.0, fired(severity="critical")), 1500.0)
     late = replace(fired(severity="critical"), active_at=1990.0, fired_at=2000.0)
     assert incident_summary(StoredIncident(early)).due_at == 100.0 + 900.0
-    assert incident_summary(StoredIncident(reopen(early, late))).due_at == 1990.0 + 900.0
-    assert incident_summary(StoredIncident(reopen(early, late, goes_on=True))).due_at == 100.0 + 900.0
+    again, on = reopen(early, late, 2000.0), reopen(early, late, 2000.0, goes_on=True)
+    assert incident_summary(StoredIncident(again)).due_at == 2000.0 + 900.0
+    assert incident_summary(StoredIncident(on)).due_at == 100.0 + 900.0
 
 
 async def test_an_incident_without_a_remedy_says_what_to_do_by_hand(controller: Controller) -> None:

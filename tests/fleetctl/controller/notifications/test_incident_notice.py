@@ -24,18 +24,28 @@ from fleetctl.controller.notifications.incident_notice import impact_words
                 requests=9,
                 lost=1,
                 no_gateway_s=2.7,
+                arrivals_before_per_s=4.14,
                 p99_at_gateway_worst_s=4.0,
                 objective_ttft_s=2.5,
                 slo_minutes=0.7,
                 gateway_ends=1,
             ),
-            "1 of 9 requests lost, no gateway answered for 2.7 s, p99 TTFT up to 4.0 s, beyond the promised 2.5 s"
+            "1 of 9 requests lost, about 11 more found no gateway (4.14/s came before, for 2.7 s; counted by nobody),"
+            " p99 TTFT up to 4.0 s, beyond the promised 2.5 s"
             " (at the gateway), 42 s beyond that, the gateway or a worker of it ended once: who connected then found"
             " none, or waited at its door, uncounted",
         ),
         (
             Impact(why_not_counted="the gateway was not scraped before it began", p99_ttft_worst_s=0.03),
             "requests lost: not known (the gateway was not scraped before it began), p99 TTFT up to 30 ms",
+        ),
+        (
+            Impact(requests=9, lost=0, no_gateway_s=2.7),
+            "0 of 9 requests lost, no gateway answered for 2.7 s (how many came then is not known)",
+        ),
+        (
+            Impact(requests=9, lost=0, no_gateway_s=2.7, arrivals_before_per_s=0.05),
+            "0 of 9 requests lost, no gateway answered for 2.7 s (0.05/s came before)",
         ),
         (Impact(), "not known"),
     ],

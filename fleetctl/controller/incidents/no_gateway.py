@@ -1,0 +1,54 @@
+"""When no gateway answered, and how many came a second before that. Pure.
+
+Who finds no gateway is counted by nobody: the time and what came before it are all that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetctl.controller.incidents.counter_growth import Points, growths
+
+BEFORE_S = 120.0
+LEAST_S = 30.0  # of less than that a rate is chance
+
+
+class Outage(NamedTuple):
+    """From a scrape that no gateway answered to the next that one did, or to the last."""
+
+    since: float
+    until: float
+
+
+def outages(ups: Sequence[Points], since: float) -> list[Outage]:
+    """Those from `since` on, out of `up` of each gateway; one that was there by then begins with it."""
+    looks = sorted((at, which, value) for which, points in enumerate(ups) for at, value in points if value == value)
+    values: dict[int, float] = {}
+    found: list[Outage] = []
+    down_since: float | None = None
+    for at, which, value in looks:
+        values[which] = value
+        is_down = len(values) == len(ups) and not any(values.values())
+        if is_down and down_since is None:
+            down_since = max(at, since)
+        elif not is_down and down_since is not None:
+            found.append(Outage(down_since, max(at, down_since)))
+            down_since = None
+    if looks and down_since is not None:
+        found.append(Outage(down_since, max(looks[-1][0], down_since)))
+    return [one for one in found if one.until > one.since]
+
+
+def arrivals_per_s(ended: Sequence[Points], ups: Sequence[Points], at: float) -> float | None:
+    """What came a second in the two minutes before `at`, by what ended then, however it did: as much as came, but for
+    what was held a little longer. `ended`: counters of requests. None: nobody looked for long enough before."""
+    known = [time for points in ups for time, value in points if value == 1.0 and time < at]
+    if not known:
+        return None
+    first, last = max(min(known), at - BEFORE_S), max(known)
+    if last - first < LEAST_S:
+        return None
+    # What the first look brings is of before it: all that a counter has had since its gateway started.
+    grown = (one for points in ended for time, one in growths(points) if first < time <= last)
+    return sum(grown, 0.0) / (last - first)
