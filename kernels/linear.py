@@ -14,8 +14,8 @@ from kernels.cpu.byte_matrix import ByteMatrix
 from kernels.cpu.byte_tiles import WIDTH_STEP, ByteTileMatrix
 from kernels.cpu.dtypes import has_kernels
 from kernels.cpu.nibble_matrix import NibbleMatrix
+from kernels.cpu.pair_block_matrix import PairBlockMatrix
 from kernels.cpu.pair_matrix import PairMatrix
-from kernels.cpu.pair_nibble_matrix import PairNibbleMatrix
 from kernels.cpu.panel_matrix import PanelMatrix
 from kernels.cpu.quad_matrix import QuadMatrix
 from kernels.cpu.tile_matrix import TileMatrix
@@ -85,10 +85,11 @@ def pack_blocks(
         return GpuBlockMatrix(weight, dtype, device, is_gated=is_gated)
     if weight.kind == ROUNDED_INT4:
         return NibbleMatrix(weight, dtype, is_gated=is_gated)
-    if weight.kind == "int4" and dtype == torch.bfloat16 and instructions.has_dot() and not instructions.has_neon_dot():
-        return PairNibbleMatrix(weight, is_gated=is_gated)
     if not weight.is_byte_kind:
-        return BlockMatrix(weight, dtype, is_gated=is_gated)
+        has_pairs = dtype == torch.bfloat16 and instructions.has_dot() and not instructions.has_neon_dot()
+        return (
+            PairBlockMatrix(weight, is_gated=is_gated) if has_pairs else BlockMatrix(weight, dtype, is_gated=is_gated)
+        )
     has_tiles = weight.shape[1] % WIDTH_STEP == 0 and amx.has_byte_amx()
     return (ByteTileMatrix if has_tiles else ByteMatrix)(weight, dtype, is_gated=is_gated)
 

@@ -90,10 +90,12 @@ class BlockMatrix(PanelMatrix):
         if not weight.kind.startswith("int4"):
             parts.append(codes.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
         else:
-            pairs = codes[..., 0::2] | (codes[..., 1::2] << 4)  # [panel, 64, group, 16]: a byte is two columns
-            words = pairs.unflatten(3, (4, 4)).unflatten(1, (4, 16))  # [panel, 4, 16, group, eight, byte of a word]
-            parts.append(words.permute(0, 3, 4, 1, 2, 5).flatten(2))
+            parts.append(self._words(codes).unflatten(1, (4, 16)).permute(0, 3, 4, 1, 2, 5).flatten(2))
         return torch.cat(parts, dim=2).contiguous()
+
+    def _words(self, codes: Tensor) -> Tensor:
+        """Codes of four bits, [..., 32], as the bytes of words of eight columns: [..., 4, 4]."""
+        return (codes[..., 0::2] | (codes[..., 1::2] << 4)).unflatten(-1, (4, 4))
 
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         whole = min(group_rows, rows) + BLOCK_ROWS
@@ -112,12 +114,12 @@ _single, _few = block_product(1, _VECTORS), block_product(DIRECT_ROWS, _VECTORS)
 _product, _small_product = (resumed_product(count, _VECTORS, PANEL) for count in (BLOCK_ROWS, DIRECT_ROWS))
 
 
-def _bytes_of(kind):
+def bytes_of(kind):
     """`block_bytes` in compiled code, by a kind's dummy."""
     raise NotImplementedError("inside compiled code only")
 
 
-@overload(_bytes_of, jit_options=EXACT)
+@overload(bytes_of, jit_options=EXACT)
 def _bytes_of_kind(kind):
     size = block_bytes(kind.dtype)
     return lambda kind: size
@@ -126,7 +128,7 @@ def _bytes_of_kind(kind):
 @njit(**EXACT)
 def _multiply_panel(source, beyond, wide, sums, strip, count, groups, kind):
     """`sums` of the first `count` rows of `wide`, by a panel's blocks; of no dtype but float32, to be compiled once."""
-    row_bytes, block = groups * GROUP * 4, _bytes_of(kind)
+    row_bytes, block = groups * GROUP * 4, bytes_of(kind)
     if count <= DIRECT_ROWS:
         for first in range(0, PANEL, BLOCK_COLUMNS):
             if count == 1:
@@ -156,7 +158,7 @@ def _multiply(task, space, like, kind):
     packed, result = field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
     columns, groups = PANEL // 2 if is_gated else PANEL, width // GROUP
-    panel_bytes, stride = groups * _bytes_of(kind), out_width * like.itemsize
+    panel_bytes, stride = groups * bytes_of(kind), out_width * like.itemsize
     whole = min(group_rows, rows) + BLOCK_ROWS
     sums, space = zeros_at(space, whole, PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
@@ -190,7 +192,7 @@ def _run(task, like, kind):
     leave(task)
 
 
-_KINDS: dict[Kind, np.ndarray] = {
+KINDS: dict[Kind, np.ndarray] = {
     "int8": INT8,
     "int4": INT4,
     "int4 with offsets": INT4_OFFSETS,
@@ -202,4 +204,4 @@ _KINDS: dict[Kind, np.ndarray] = {
     "int8 by sixteens": INT8_SIXTEENS,
     "int8 by sixteens with wide offsets": INT8_SIXTEENS_OFFSETS,
 }
-_REGIONS = {kind: region_of(kind, _run, held) for kind, held in _KINDS.items()}
+_REGIONS = {kind: region_of(kind, _run, held) for kind, held in KINDS.items()}

@@ -37,11 +37,15 @@ __all__ = [
     "INT8_WIDE",
     "INT8_WIDE_OFFSETS",
     "PANEL",
+    "Blocks",
     "ask_ahead",
     "block_bytes",
     "block_product",
+    "floats_at",
     "half_floats",
+    "layout_of",
     "unpack",
+    "widen_codes",
     "widen_e4m3",
     "widen_whole",
 ]
@@ -56,7 +60,9 @@ INT4_WIDE_OFFSETS, INT8_WIDE_OFFSETS = np.empty(0, np.int64), np.empty(0, np.uin
 INT8_SIXTEENS, INT8_SIXTEENS_OFFSETS = np.empty(0, np.float64), np.empty(0, np.complex64)
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
+    """How a group of a panel lies."""
+
     codes: Literal["int8", "fp8", "int4"]
     scale_bytes: int = 2
     second: Literal["offsets", "zeros"] | None = None  # beside the scales, as wide as they are
@@ -66,18 +72,22 @@ class _Blocks(NamedTuple):
     def before_codes(self) -> int:
         return PANEL * self.scale_bytes * self.halves * (2 if self.second else 1)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.before_codes + GROUP * PANEL // (2 if self.codes == "int4" else 1)
+
 
 _BLOCKS = {
-    "int8": _Blocks("int8"),
-    "uint8": _Blocks("int4"),
-    "uint16": _Blocks("int4", second="offsets"),
-    "int16": _Blocks("int4", second="zeros"),
-    "int32": _Blocks("int8", scale_bytes=4),
-    "uint32": _Blocks("fp8", scale_bytes=4),
-    "int64": _Blocks("int4", scale_bytes=4, second="offsets"),
-    "uint64": _Blocks("int8", scale_bytes=4, second="offsets"),
-    "float64": _Blocks("int8", scale_bytes=4, halves=2),
-    "complex64": _Blocks("int8", scale_bytes=4, second="offsets", halves=2),
+    "int8": Blocks("int8"),
+    "uint8": Blocks("int4"),
+    "uint16": Blocks("int4", second="offsets"),
+    "int16": Blocks("int4", second="zeros"),
+    "int32": Blocks("int8", scale_bytes=4),
+    "uint32": Blocks("fp8", scale_bytes=4),
+    "int64": Blocks("int4", scale_bytes=4, second="offsets"),
+    "uint64": Blocks("int8", scale_bytes=4, second="offsets"),
+    "float64": Blocks("int8", scale_bytes=4, halves=2),
+    "complex64": Blocks("int8", scale_bytes=4, second="offsets", halves=2),
 }
 _AHEAD = 12  # groups that are asked for before they are read: some 15 KB
 _WORD, _FLOAT = ir.IntType(32), ir.FloatType()
@@ -86,10 +96,14 @@ _HALF_FLOATS, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.Int
 _HALF_WORDS = ir.VectorType(ir.IntType(16), LANES)
 
 
+def layout_of(kind: types.Type | np.dtype) -> Blocks:
+    """By the dtype of `INT8` and the others."""
+    return _BLOCKS[str(kind)]
+
+
 def block_bytes(kind: types.Type | np.dtype) -> int:
-    """Of a group of a panel, by the dtype of `INT8` and the others."""
-    blocks = _BLOCKS[str(kind)]
-    return blocks.before_codes + GROUP * PANEL // (2 if blocks.codes == "int4" else 1)
+    """Of a group of a panel."""
+    return layout_of(kind).num_bytes
 
 
 def block_product(rows: int, vectors: int) -> Callable[..., None]:
@@ -164,7 +178,7 @@ def _each_column(
     use: Callable[[ir.Value, list[ir.Value]], None],
 ) -> None:
     """`use` with each column's number and its weights, for 16 x vectors rows from `first` on; eight columns a round."""
-    blocks = _BLOCKS[str(kind)]
+    blocks = layout_of(kind)
     for half in range(blocks.halves):
         _each_column_of_half(builder, block, first, vectors, blocks, half, use)
 
@@ -174,19 +188,15 @@ def _each_column_of_half(
     block: ir.Value,
     first: ir.Value,
     vectors: int,
-    blocks: _Blocks,
+    blocks: Blocks,
     half: int,
     use: Callable[[ir.Value, list[ir.Value]], None],
 ) -> None:
     """`_each_column` of the columns that share scales: half of the group, or all of it."""
-    load = half_floats if blocks.scale_bytes == 2 else _floats
-    run = PANEL * blocks.scale_bytes  # bytes of one scale of each row
-    at = builder.add(block, block.type(run * half))
-    scales = [load(builder, at, first, j) for j in range(vectors)]
+    scales = [floats_at(builder, block, first, j, blocks, half) for j in range(vectors)]
     codes, offsets = builder.add(block, block.type(blocks.before_codes)), None
     if blocks.second is not None:
-        at = builder.add(block, block.type(run * (blocks.halves + half)))
-        offsets = [load(builder, at, first, j) for j in range(vectors)]
+        offsets = [floats_at(builder, block, first, j, blocks, blocks.halves + half) for j in range(vectors)]
         if blocks.second == "zeros":
             zeros = zip(scales, offsets, strict=True)
             offsets = [builder.fmul(scale, builder.fneg(zero)) for scale, zero in zeros]
@@ -204,13 +214,12 @@ def _each_column_of_half(
     begin, end = number(columns * half), number(columns * (half + 1))
     with cgutils.for_range_slice(builder, begin, end, number(8)) as (eight, _):
         if blocks.codes != "int4":
-            widen = widen_whole if blocks.codes == "int8" else widen_e4m3
             for k in range(8):
                 column = builder.add(eight, number(k))
                 row = builder.add(codes, builder.add(first, builder.mul(column, number(PANEL))))
                 places = [builder.add(row, row.type(LANES * j)) for j in range(vectors)]
                 found = [builder.load(builder.inttoptr(at, _BYTES.as_pointer()), align=1) for at in places]
-                use(column, weights([widen(builder, part) for part in found]))
+                use(column, weights([widen_codes(builder, part, blocks) for part in found]))
             return
         row = builder.add(builder.mul(first, number(4)), builder.mul(eight, number(PANEL // 2)))
         places = [builder.add(builder.add(codes, row), row.type(4 * LANES * j)) for j in range(vectors)]
@@ -234,6 +243,16 @@ def ask_ahead(
         emit_prefetch(builder, builder.add(place, place.type(line)))
 
 
+def floats_at(
+    builder: ir.IRBuilder, block: ir.Value, first: ir.Value, vector: int, blocks: Blocks, run: int
+) -> ir.Value:
+    """Vector `vector` of what a group keeps of each row before the codes, from the `first` on: its scales, the next
+    run of numbers as wide, and so on.
+    """
+    load = half_floats if blocks.scale_bytes == 2 else _floats
+    return load(builder, builder.add(block, block.type(PANEL * blocks.scale_bytes * run)), first, vector)
+
+
 def half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
     """Vector `vector` of float16 from the `first` on, as float32."""
     at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(2)))
@@ -243,6 +262,11 @@ def half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: 
 def _floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:
     at = builder.add(base, builder.mul(builder.add(first, first.type(LANES * vector)), first.type(4)))
     return builder.load(builder.inttoptr(at, _FLOATS.as_pointer()), align=4)
+
+
+def widen_codes(builder: ir.IRBuilder, codes: ir.Value, blocks: Blocks) -> ir.Value:
+    """Sixteen codes of eight bits as float32, an E4M3 divided by `FP8_FACTOR`."""
+    return (widen_whole if blocks.codes == "int8" else widen_e4m3)(builder, codes)
 
 
 def widen_whole(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:

@@ -10,7 +10,7 @@ import torch
 from kernels.block_weight import BlockWeight, quantised
 from kernels.cpu import instructions
 from kernels.cpu.block_matrix import BlockMatrix
-from kernels.cpu.pair_nibble_matrix import DIRECT_ROWS, PairNibbleMatrix
+from kernels.cpu.pair_block_matrix import DIRECT_ROWS, PairBlockMatrix
 from kernels.cpu.recorder import Arena, Recorder
 from kernels.cpu.recording import Recording
 from kernels.linear import pack_blocks
@@ -33,7 +33,7 @@ def _weight(rows: int, width: int) -> BlockWeight:
 def test_products_are_those_of_the_dequantised_numbers(shape: tuple[int, int], is_gated: bool) -> None:
     weight, bias = _weight(*shape), torch.randn(shape[0])
     found, wanted = (
-        PairNibbleMatrix(weight, is_gated=is_gated),
+        PairBlockMatrix(weight, is_gated=is_gated),
         BlockMatrix(weight, torch.float32, is_gated=is_gated),
     )
     for rows in (0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 130, 700):
@@ -50,12 +50,12 @@ def test_whole_numbers_are_exact() -> None:
         x = torch.zeros(rows, 96)
         x[:, 5::7] = 1.0
         assert torch.equal(
-            PairNibbleMatrix(weight)(x.bfloat16()).float(), (x @ weight.dequantised().T).bfloat16().float()
+            PairBlockMatrix(weight)(x.bfloat16()).float(), (x @ weight.dequantised().T).bfloat16().float()
         )
 
 
 def test_rows_have_the_same_bits_in_every_batch() -> None:
-    matrix = PairNibbleMatrix(_weight(130, 768))
+    matrix = PairBlockMatrix(_weight(130, 768))
     group = matrix._group_rows()
     x = torch.randn(group + 45, 768).bfloat16()
     whole = matrix(x)
@@ -70,14 +70,14 @@ def test_columns_may_lie_in_an_order_of_their_own() -> None:
     plain, order = _weight(130, 160), torch.randperm(160)
     for rows in (1, 3, 40):
         x = torch.randn(rows, 160).bfloat16()
-        found = PairNibbleMatrix(replace(plain, order=order))(x)
-        assert torch.equal(found, PairNibbleMatrix(plain)(x[:, order].contiguous()))
+        found = PairBlockMatrix(replace(plain, order=order))(x)
+        assert torch.equal(found, PairBlockMatrix(plain)(x[:, order].contiguous()))
 
 
 def test_a_row_that_is_not_finite_tells_and_its_neighbours_do_not() -> None:
     x = torch.zeros(11, 64).bfloat16()
     x[1, 7], x[2, 9], x[10, 0] = float("nan"), float("inf"), float("-inf")
-    found = PairNibbleMatrix(_weight(70, 64))(x)
+    found = PairBlockMatrix(_weight(70, 64))(x)
     bad = torch.zeros(11, dtype=torch.bool)
     bad[[1, 2, 10]] = True
     assert (found[~bad] == 0).all()
@@ -85,7 +85,7 @@ def test_a_row_that_is_not_finite_tells_and_its_neighbours_do_not() -> None:
 
 
 def test_a_replay_reads_what_is_there_now() -> None:
-    matrix, x = PairNibbleMatrix(_weight(130, 96)), torch.randn(3, 96).bfloat16()
+    matrix, x = PairBlockMatrix(_weight(130, 96)), torch.randn(3, 96).bfloat16()
     with Recorder(Arena()) as recorder:
         result = matrix(x)
     recording = Recording(recorder)
@@ -96,7 +96,7 @@ def test_a_replay_reads_what_is_there_now() -> None:
 
 def test_it_is_taken_for_bfloat16_where_the_cpu_multiplies_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(8, 64)
-    assert isinstance(pack_blocks(weight.bfloat16(), torch.bfloat16, "int4"), PairNibbleMatrix)
-    assert not isinstance(pack_blocks(weight, torch.float32, "int4"), PairNibbleMatrix)
+    assert isinstance(pack_blocks(weight.bfloat16(), torch.bfloat16, "int4"), PairBlockMatrix)
+    assert not isinstance(pack_blocks(weight, torch.float32, "int4"), PairBlockMatrix)
     monkeypatch.setattr(instructions, "has_dot", lambda: False)
-    assert not isinstance(pack_blocks(weight.bfloat16(), torch.bfloat16, "int4"), PairNibbleMatrix)
+    assert not isinstance(pack_blocks(weight.bfloat16(), torch.bfloat16, "int4"), PairBlockMatrix)
