@@ -312,6 +312,7 @@ def _named(
         runner_up_probability=runner_probability,
         tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
         awaits=_awaits(expects, readings),
+        is_of_one="{{a_node}}" in expects.says and not scope.get("node"),
     )
 
 

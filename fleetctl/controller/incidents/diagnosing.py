@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.incidents.its_node import MAX_NODES_ASKED, at_its_node, is_of_one, named
+from fleetctl.controller.incidents.its_node import MAX_NODES_ASKED, is_of_a_later_one, named, those_with_it
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import IncidentSettings
 
@@ -30,11 +30,16 @@ LOCATE_EVERY_S = 30.0  # a node that could not be told apart is looked for again
 
 
 class _Located(NamedTuple):
-    """Which node has the cause that an incident of several was given, or that it could not be told."""
+    """Which nodes have the cause that an incident of several was given. None: there are too many to ask."""
 
     cause: str | None
-    node: str | None
+    nodes: tuple[str, ...] | None
     at: float
+
+    @property
+    def node(self) -> str:
+        """The only one; "" where none has it, or several."""
+        return self.nodes[0] if self.nodes is not None and len(self.nodes) == 1 else ""
 
 
 class Diagnosing:
@@ -92,22 +97,34 @@ class Diagnosing:
                 incident.onset_at,
                 told_elsewhere(incident, incidents),
             )
-            await self._consider(incident.id, self._located_in(incident, found, now), course, why)
+            if found.is_of_one:
+                its = self._locate(incident, found, now)
+                if self._is_anothers(incident, incidents, its):
+                    continue
+                if its.node:
+                    found = replace(found, title=named(found.title, its.node, scope_text(incident.scope)))
+            await self._consider(incident.id, found, course, why)
             await self._split(incident.id, course, now)
 
-    def _located_in(self, incident: Incident, found: Diagnosis, now: float) -> Diagnosis:
-        """What "a node of" a place has, told of that node by its name: where one alone has it."""
-        if incident.scope.get("node") or not is_of_one(found):
-            return found
+    def _locate(self, incident: Incident, found: Diagnosis, now: float) -> _Located:
+        """Which node has what "a node of" a place has."""
         before = self._located.get(incident.id)
         if before is None or before.cause != found.cause or (not before.node and now - before.at >= LOCATE_EVERY_S):
             known = self._known_nodes()
             inside = nodes_in_scope(incident.scope, known)
             suspects = inside if len(inside) <= MAX_NODES_ASKED else inside.intersection(nodes_of(incident))
-            its = at_its_node(found, suspects, known, self._content.current, self._store, now)
-            before = self._located[incident.id] = _Located(found.cause, its[0] if its is not None else None, now)
-        place = scope_text(incident.scope)
-        return found if before.node is None else replace(found, title=named(found.title, before.node, place))
+            its = those_with_it(found, suspects, known, self._content.current, self._store, now)
+            before = _Located(found.cause, None if its is None else tuple(its), now)
+            self._located[incident.id] = before
+        return before
+
+    def _is_anothers(self, incident: Incident, others: Sequence[Incident], its: _Located) -> bool:
+        """Whether a node's own incident, which began long after this one, tells of what was found: what stands here
+        is not replaced by it."""
+        if incident.diagnosis is None or incident.diagnosis.cause is None or its.nodes is None:
+            return False
+        suspects = nodes_in_scope(incident.scope, self._known_nodes())
+        return is_of_a_later_one(incident, others, suspects, its.nodes)
 
     async def _consider(self, incident_id: str, found: Diagnosis, course: Course, why: str) -> None:
         incident = self._book.get(incident_id)

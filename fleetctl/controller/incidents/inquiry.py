@@ -19,7 +19,7 @@ from diagnostics.scope import PLACES, node_scope, nodes_in_scope, scope_contains
 from diagnostics.severity import severity_rank
 from diagnostics.tree import Tree, tree_for_alert
 from fleetctl.controller.content.store import ContentStore
-from fleetctl.controller.incidents.its_node import at_its_node, is_of_one
+from fleetctl.controller.incidents.its_node import those_with_it
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
@@ -98,11 +98,11 @@ class Inquiry:
 
     def _at_its_node(self, found: Diagnosis, where: Mapping[str, str], now: float) -> Diagnosis:
         """What "a node of" the place has, as it is told of that node, which has a name: where one alone has it."""
-        if where.get("node") or not is_of_one(found):
+        if not found.is_of_one:
             return found
         known = self._known_nodes(now)
-        its = at_its_node(found, nodes_in_scope(where, known), known, self._content.current, self._store, now)
-        return found if its is None else its[1]
+        its = those_with_it(found, nodes_in_scope(where, known), known, self._content.current, self._store, now)
+        return next(iter(its.values())) if its is not None and len(its) == 1 else found
 
     def _untold(self, alert: FiredAlert, now: float) -> Diagnosis:
         reason = self._content.current.no_tree.get(alert.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
+from diagnostics.grouping import NEAR_S
+from diagnostics.incident import Incident
 from diagnostics.scope import Nodes, node_scope
 from fleetctl.controller.content.content import Content
 
@@ -14,22 +16,34 @@ MAX_NODES_ASKED = 8  # each is judged by itself: of a verdict's time
 ONE_OF_THEM = "a node of "  # how a title says that one node has it; its begin may be a sentence's
 
 
-def is_of_one(found: Diagnosis) -> bool:
-    """Whether its title says that a node has it, and not which."""
-    return ONE_OF_THEM in found.title.lower()
-
-
-def at_its_node(
+def those_with_it(
     found: Diagnosis, suspects: Iterable[str], known: Nodes, content: Content, store: SeriesStore, now: float
-) -> tuple[str, Diagnosis] | None:
-    """The one node of the suspects that has this cause, with what is told of it; None where none has it, where two
-    have, and where there are too many to ask."""
+) -> dict[str, Diagnosis] | None:
+    """The nodes of the suspects that have this cause, each with what is told of it; None: too many to ask."""
     nodes = sorted(suspects)
     if len(nodes) > MAX_NODES_ASKED:
         return None
     asked = {name: look_around(content.knowledge, content.trees, node_scope(name, known), store, now) for name in nodes}
-    same = [(name, one) for name, one in asked.items() if one.cause == found.cause]
-    return same[0] if len(same) == 1 else None
+    return {name: one for name, one in asked.items() if one.cause == found.cause}
+
+
+def is_of_a_later_one(
+    incident: Incident, others: Iterable[Incident], suspects: Collection[str], having: Collection[str]
+) -> bool:
+    """Whether what "a node of" the incident's place is said to have is told by incidents of single nodes that began
+    long after this one: it is not what this one began with. `having`: the suspects that have it by themselves; where
+    none has, it is of one that has something else."""
+    later = {
+        other.scope.get("node")
+        for other in others
+        if other.id != incident.id and other.part_of != incident.id and _began(other) - _began(incident) > NEAR_S
+    }
+    its = set(having) or later.intersection(suspects)
+    return bool(its) and its <= later
+
+
+def _began(incident: Incident) -> float:
+    return incident.opened_at if incident.onset_at is None else incident.onset_at
 
 
 def named(title: str, node: str, place: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from alerts.arrays import Floats
 from alerts.labels import METRIC_NAME, LabelSet
+from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
 from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.evidence.reading import read_all
@@ -176,3 +177,15 @@ def test_a_node_that_refuses_all_with_nothing_at_work_has_lost_its_room(
         "llm:deploy_age_seconds": age_s + AT - NOW,
     }
     assert (_answer("refuses_all", _store({name: [values] for name, values in told.items()})) == "yes") == is_yes
+
+
+def test_of_nodes_that_a_controller_that_stood_still_has_not_looked_at_yet_none_is_said_to_have_ended() -> None:
+    """Of three nodes it knew the one whose connection was refused at once: "most of their processes ended"."""
+    store = _store({"fleet_node_process_up": [_ended((-5, 1000)), ALWAYS, ALWAYS]})
+    for at, node in ((NOW + 1, "node-1"), (NOW + 1, "node-2")):
+        store.append({"__name__": "fleet_node_process_up", "node": node, "pool": "chat", "gpu": "0"}, at, STALE_NAN)
+    known, asked = builtin_knowledge().questions, AskedAt(NOW + 2, BEGIN, BEGIN, kept_since=AT[0])
+    question = [known["most_processes_ended"]]
+    for scope in ({"pool": "chat"}, {}):
+        found = read_all(question, scope, store_query(store, NOW + 2), asked)["most_processes_ended"]
+        assert (found.answer, found.value) == ("no", pytest.approx(1 / 3))

@@ -216,6 +216,32 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
         assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3
 
 
+async def test_what_a_nodes_own_incident_tells_minutes_later_takes_no_older_one_of_the_fleet_over(
+    tmp_path: Path,
+) -> None:
+    """Of requests lost at a killed gateway it was said six minutes later that "a node of the fleet is down"."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=3), NoProvider(), clock) as controller:
+        for row in await controller.database.read(list_nodes):
+            controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
+        fill(controller, clock, 900, 3, node_1=IS_UP, node_2=IS_UP, node_3=IS_UP)
+        lost = replace(make_alert("LLMRequestsLost", clock.now(), "ticket"), labels={}, fingerprint="lost")
+        stands = Diagnosis("errors", "gateway_crash", "The gateway ended", "confirmed", at=clock.now())
+        fleet = replace(open_incident(lost, clock.now()), diagnosis=stands)
+        await controller.book.store_incident(fleet)
+        fill(controller, clock, 360, 3, node_1=IS_UP, node_2=IS_UP, node_3=IS_UP)
+        await controller.book.store_incident(open_incident(make_alert("LLMNodeDown", clock.now()), clock.now()))
+        for _ in range(12):
+            down = {"llm:up": 0.0, "fleet_node_process_up": 0.0}
+            fill(controller, clock, 30, 3, node_1=down, node_2=IS_UP, node_3=IS_UP)
+            await controller.diagnosing.diagnose_incidents()
+        named = {one.alerts[0].name: one.diagnosis for one in controller.book.open_incidents()}
+        assert named["LLMNodeDown"] is not None
+        assert named["LLMNodeDown"].cause == "node_down"
+        assert named["LLMRequestsLost"] is not None
+        assert named["LLMRequestsLost"].cause == "gateway_crash"
+
+
 async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp_path: Path) -> None:
     """ "A node of pool default gives wrong answers" sent who was paged to look for it."""
     clock = DrivenClock()
