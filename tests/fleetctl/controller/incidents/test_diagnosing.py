@@ -240,6 +240,7 @@ async def test_what_a_nodes_own_incident_tells_minutes_later_takes_no_older_one_
         assert named["LLMNodeDown"].cause == "node_down"
         assert named["LLMRequestsLost"] is not None
         assert named["LLMRequestsLost"].cause == "gateway_crash"
+        assert named["LLMRequestsLost"].then_found == "", "nor is it told as what was found since"
 
 
 async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp_path: Path) -> None:
