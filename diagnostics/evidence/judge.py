@@ -142,16 +142,17 @@ def judge(
     age_s = now - onset.at
     found = _named(best, ranking, knowledge, scope, trees, readings, told, age_s) if best.causes else None
     if found is None or found.confidence == "unknown":
-        found = _unnamed(ranking, knowledge, readings)
+        found = _doubted(ranking, knowledge, scope, trees, readings, told, age_s)
     order = _order(ask, found, knowledge, readings)
     if (expects := _passes_unhurt(found, knowledge, readings)) is not None:
         order += [name for name in expects.hurts if name not in order]
         found = _nothing_wrong(expects, scope, starting_nodes(scope, store, now))
+    said = {found.cause, found.also, found.runner_up}
     return replace(
         found,
         tree=trees[0] if trees else "",
         evidence=tuple(_told(readings[name], found, knowledge) for name in order),
-        ruled_out=tuple(one.cause for one in ranking.excluded),
+        ruled_out=tuple(one.cause for one in ranking.excluded if one.cause not in said),
         why_not={
             one.cause: _answer_in_words(readings[one.question]) for one in ranking.excluded if one.question in readings
         },
@@ -297,7 +298,7 @@ def _named(
     expects = knowledge.expectations[cause]
     probability = ranking.probability_of(cause)
     also = causes[1] if len(causes) > 1 and causes[1] not in told else None
-    runner = _runner_up(causes, probability, ranking, knowledge)
+    runner = _runner_up(causes, probability, ranking.with_doubted, knowledge)
     runner_probability = ranking.probability_of(runner) if runner is not None else None
     if runner_probability is not None and runner_probability < RUNNER_UP_FROM:
         runner_probability = None  # by what is known it is not likely: it is what nobody could rule out
@@ -310,10 +311,36 @@ def _named(
         also=also,
         runner_up=runner,
         runner_up_probability=runner_probability,
-        tells_apart=_tells_apart(cause, runner, knowledge, readings) if runner is not None else "",
+        tells_apart=_tells_apart(cause, runner, ranking, knowledge, readings) if runner is not None else "",
         awaits=_awaits(expects, readings),
         is_of_one="{{a_node}}" in expects.says and not scope.get("node"),
     )
+
+
+def _doubted(
+    ranking: Ranking,
+    knowledge: Knowledge,
+    scope: Mapping[str, str],
+    trees: Sequence[str],
+    readings: Readings,
+    told: frozenset[str],
+    age_s: float,
+) -> Diagnosis:
+    """Where nothing else fits: what one or two answers speak against, at most likely and not treated; else none."""
+    looked = ranking.with_doubted
+    best = looked.best
+    if len(best.causes) == 1 and best.causes[0] in ranking.doubted:
+        found = _named(best, looked, knowledge, scope, trees, readings, told, age_s)
+        if found.confidence != "unknown":
+            against = _speaks_against(best.causes[0], ranking, readings)
+            return replace(found, confidence="likely", awaits=found.awaits or f"something speaks against it: {against}")
+    return _unnamed(looked, knowledge, readings)
+
+
+def _speaks_against(cause: str, ranking: Ranking, readings: Readings) -> str:
+    """The answer that speaks against a cause, in words; "" where none does."""
+    found = next((one for one in ranking.excluded if one.cause == cause), None)
+    return _answer_in_words(readings[found.question]) if found is not None and found.question in readings else ""
 
 
 def _awaits(expects: Expectation, readings: Readings) -> str:
@@ -452,7 +479,9 @@ def _is_no_symptom(part: str, readings: Readings) -> bool:
     return any(readings[name].answer == "no" for name in PLACEHOLDER.findall(part) if name in readings)
 
 
-def _tells_apart(cause: str, runner: str, knowledge: Knowledge, readings: Readings) -> str:
+def _tells_apart(cause: str, runner: str, ranking: Ranking, knowledge: Knowledge, readings: Readings) -> str:
+    if runner in ranking.doubted:
+        return f"What speaks against {runner}: {_speaks_against(runner, ranking, readings)}"
     first, second = knowledge.expectations[cause], knowledge.expectations[runner]
     question = telling_question(first, second, cause, runner, readings, list(knowledge.questions))
     if question is None or question not in readings:

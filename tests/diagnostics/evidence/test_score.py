@@ -174,3 +174,25 @@ def test_neighbour_of_which_nothing_can_be_told_is_next_and_one_that_was_looked_
     assert ranked("no series has data").untold_of({"prefix"}) == "prefix"
     assert ranked("between yes and no").untold_of({"prefix"}) is None
     assert _best(ranked("no series has data")) == ("overload",)  # which is never named for it
+
+
+def test_cause_that_one_answer_speaks_against_is_no_likelier_and_comes_next() -> None:
+    ranking = _rank(hit_fell="yes", longer="yes", ttft="yes")
+    assert _best(ranking) == ("long_prompts",)
+    assert not any(one.causes == ("prefix",) for one in ranking.fits)
+    looked = ranking.with_doubted
+    assert looked.next_to(["long_prompts"], frozenset()) == "prefix"
+    assert 0 < looked.probability_of("prefix") < looked.probability_of("long_prompts")
+
+
+def test_cause_of_which_nothing_is_seen_or_that_much_speaks_against_is_not_doubted_but_out() -> None:
+    assert "slow_node" not in _rank(slow="no", arrivals="yes", queue="yes").doubted
+    never = ("arrivals", "queue", "hit_fell")
+    often_wrong = {"slow_node": Expectation("slow", LATENCY, (("slow",),), never=never)}
+
+    def doubted(*yes: str) -> bool:
+        readings = {name: Evidence(name, name, "yes" if name in ("slow", *yes) else "no") for name in NAMES}
+        return "slow_node" in rank_causes(often_wrong, QUESTIONS, readings, ["latency"], "node").doubted
+
+    assert doubted("arrivals", "queue")
+    assert not doubted("arrivals", "queue", "hit_fell")
