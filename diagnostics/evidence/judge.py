@@ -34,6 +34,7 @@ from diagnostics.walker import walk
 CONFIRMED_FROM = 0.9
 LIKELY_FROM = 0.4
 LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
+DOUBTED_FROM = 0.8  # where an answer speaks against it
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 YOUNG_STEP_S = (
@@ -331,7 +332,7 @@ def _doubted(
     best = looked.best
     if len(best.causes) == 1 and best.causes[0] in ranking.doubted:
         found = _named(best, looked, knowledge, scope, trees, readings, told, age_s)
-        if found.confidence != "unknown":
+        if found.confidence != "unknown" and (found.probability or 0.0) >= DOUBTED_FROM:
             against = _speaks_against(best.causes[0], ranking, readings)
             return replace(found, confidence="likely", awaits=found.awaits or f"something speaks against it: {against}")
     return _unnamed(looked, knowledge, readings)

@@ -26,6 +26,7 @@ class Question:
     lag_s: float = 0.0  # so long after the onset a no is too early
     max_age_s: float = 60.0  # an older value is no evidence
     optional: bool = False  # not everybody can tell: unknown is no gap
+    certain: bool = False  # what its yes rules out is not even doubted: it says that nobody is hurt
     symptom: bool = False  # what is looked at where no alert fires
     is_told_always: bool = True  # no: its number is what is asked for only where it is yes (a condition is in it)
     past: Literal["traffic", "facts", "none"] = "traffic"  # what it needs to have been there before the onset

@@ -53,6 +53,7 @@ class _QuestionForm(BaseModel):
     lag_s: float = Field(default=0.0, ge=0, le=3600)
     max_age_s: float = Field(default=60.0, gt=0, le=3600)
     optional: bool = False
+    certain: bool = False
     symptom: bool = False
     told: Literal["always", "yes_only"] = "always"
     # facts: it is there without traffic too; none: a record that is right from its first line
@@ -132,6 +133,7 @@ def _question(file: ContentFile, index: int, entry: _QuestionForm) -> Question:
         lag_s=entry.lag_s,
         max_age_s=entry.max_age_s,
         optional=entry.optional,
+        certain=entry.certain,
         symptom=entry.symptom,
         is_told_always=entry.told == "always",
         past=entry.past,

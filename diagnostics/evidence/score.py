@@ -140,7 +140,9 @@ def rank_causes(
             pairable[name] = one
         if not against:
             taking_part[name] = one
-        elif len(against) <= MAX_CONTRADICTED:
+        elif len(against) <= MAX_CONTRADICTED and not any(
+            questions[name].certain for name in contrary if name in questions
+        ):
             doubted[name] = math.log(one.prior) + _score(one.yes_rates, known, questions) + _unseen_score(one, known)
             doubted[name] += _alerts_score(one.explains, families) - CONTRADICTED * len(against)
     rates = {name: one.yes_rates for name, one in pairable.items()}

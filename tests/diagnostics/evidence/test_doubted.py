@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
 from diagnostics.evidence.judge import Knowledge, judge
@@ -23,10 +25,11 @@ CAUSES = {
 }
 
 
-def _judged(*yes: str) -> Diagnosis:
+def _judged(*yes: str, certain: str = "") -> Diagnosis:
     readings = {name: Evidence(name, f"Is {name}?", "yes" if name in yes else "no") for name in NAMES}
     scope = {"node": "node-1", "pool": "chat"}
-    return judge(Knowledge(QUESTIONS, CAUSES), ["node"], [], scope, SeriesStore(), NOW, known=readings)
+    questions = {name: replace(one, certain=name == certain) for name, one in QUESTIONS.items()}
+    return judge(Knowledge(questions, CAUSES), ["node"], [], scope, SeriesStore(), NOW, known=readings)
 
 
 def test_where_nothing_else_fits_it_is_likely_and_waits_for_a_person_with_what_speaks_against_it() -> None:
@@ -47,3 +50,9 @@ def test_beside_a_cause_that_fits_it_is_the_runner_up_without_a_probability() ->
     assert (found.cause, found.runner_up, found.runner_up_probability) == ("slow_node", "crash_loop", None)
     assert found.tells_apart == "What speaks against crash_loop: Is ordered? yes"
     assert "crash_loop" not in found.ruled_out
+
+
+def test_what_a_certain_answer_rules_out_is_not_doubted() -> None:
+    found = _judged("ends", "ends_often", "ordered", certain="ordered")
+    assert (found.cause, found.runner_up) == (None, None)
+    assert "crash_loop" in found.ruled_out
