@@ -18,7 +18,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.told_node import KnownNodes
 from fleetctl.tui.chart_view import COLUMNS
 from fleetctl.tui.cockpit_client import CockpitClient
-from fleetctl.tui.snapshot import Budget, Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed
+from fleetctl.tui.snapshot import Budget, Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed, rank
 from fleetctl.wire import (
     CallerInfo,
     Incident,
@@ -255,7 +255,7 @@ class SnapshotReader:
 
     async def _incidents(self) -> dict[str, Any]:
         incidents = await self._controller.incidents(limit=MAX_INCIDENTS)
-        return {"incidents": tuple(sorted(incidents, key=lambda one: (is_closed(one), -one.opened_at)))}
+        return {"incidents": tuple(sorted(incidents, key=rank))}
 
     async def _runs(self) -> dict[str, Any]:
         return {"runs": tuple(await self._controller.runs(limit=MAX_RUNS))}

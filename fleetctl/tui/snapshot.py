@@ -192,6 +192,14 @@ def current_run(incident: Incident) -> Run | None:
     return newest[-1] if newest else None
 
 
+def rank(incident: Incident) -> tuple[bool, str, bool, float]:
+    """The first is looked at first: the gravest of those that are open, what a wider one explains behind it, then the
+    newest; of those that are over the newest."""
+    is_over = is_closed(incident)
+    level = "" if is_over else incident.sev or "SEV-9"
+    return is_over, level, incident.part_of is not None and not is_over, -incident.opened_at
+
+
 def is_closed(incident: Incident) -> bool:
     """Nothing more happens to it."""
     return incident.status is IncidentStatus.RESOLVED

@@ -40,6 +40,22 @@ async def test_reads_everything_in_one_turn_and_the_gravest_incident_in_full() -
     assert (snapshot.page.name, snapshot.known_at, snapshot.cut_off_since) == ("replace-node", NOW, None)
 
 
+async def test_the_gravest_is_looked_at_first_and_not_the_newest() -> None:
+    """Fourteen minutes into a SEV-2 a ticket opened: "g i opens the gravest" led to the ticket."""
+    controller = FakeController()
+    ticket = make_incident(id="inc-2", sev="SEV-4", opened_at=NOW)
+    part = make_incident(id="inc-3", sev="SEV-2", opened_at=NOW - 5, part_of="inc-1")
+    page = make_incident(sev="SEV-2", opened_at=NOW - 840)
+    over = make_incident(id="inc-9", sev="SEV-1", status=IncidentStatus.RESOLVED, opened_at=NOW - 1)
+    controller.incidents_now = [ticket, over, part, page]
+
+    snapshot = await SnapshotReader(controller, Clock()).read(ALL)
+
+    assert [incident.id for incident in snapshot.incidents] == ["inc-1", "inc-3", "inc-2", "inc-9"]
+    assert snapshot.focus is not None
+    assert snapshot.focus.id == "inc-1"
+
+
 async def test_keeps_the_last_good_answer_while_cut_off() -> None:
     controller, clock = FakeController(), Clock()
     reader = SnapshotReader(controller, clock)
