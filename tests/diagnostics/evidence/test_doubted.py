@@ -13,13 +13,13 @@ from diagnostics.tree import Limit
 
 NOW = 1_700_000_000.0
 NODE = frozenset({"node"})
-NAMES = ("ends", "ends_often", "ordered", "slow")
+NAMES = ("ends", "ends_often", "starts_again", "ordered", "slow")
 QUESTIONS = {
     name: Question(name, f"Is {name}?", "vector(1)", None, Limit(">", 0), None, "count", "a test") for name in NAMES
 }
 CAUSES = {
     "crash_loop": Expectation(
-        "{{where}} ends again and again", NODE, (("ends",),), often=("ends_often",), never=("ordered",)
+        "{{where}} ends again and again", NODE, (("ends",),), often=("ends_often", "starts_again"), never=("ordered",)
     ),
     "slow_node": Expectation("{{where}} is slow", NODE, (("slow",),)),
 }
@@ -33,7 +33,7 @@ def _judged(*yes: str, certain: str = "") -> Diagnosis:
 
 
 def test_where_nothing_else_fits_it_is_likely_and_waits_for_a_person_with_what_speaks_against_it() -> None:
-    found = _judged("ends", "ends_often", "ordered")
+    found = _judged("ends", "ends_often", "starts_again", "ordered")
     assert (found.cause, found.confidence) == ("crash_loop", "likely")
     assert found.awaits == "something speaks against it: Is ordered? yes"
     assert "crash_loop" not in found.ruled_out
@@ -41,7 +41,7 @@ def test_where_nothing_else_fits_it_is_likely_and_waits_for_a_person_with_what_s
 
 
 def test_without_that_answer_it_is_confirmed_and_treated() -> None:
-    found = _judged("ends", "ends_often")
+    found = _judged("ends", "ends_often", "starts_again")
     assert (found.cause, found.confidence, found.awaits) == ("crash_loop", "confirmed", "")
 
 
@@ -53,6 +53,11 @@ def test_beside_a_cause_that_fits_it_is_the_runner_up_without_a_probability() ->
 
 
 def test_what_a_certain_answer_rules_out_is_not_doubted() -> None:
-    found = _judged("ends", "ends_often", "ordered", certain="ordered")
+    found = _judged("ends", "ends_often", "starts_again", "ordered", certain="ordered")
     assert (found.cause, found.runner_up) == (None, None)
     assert "crash_loop" in found.ruled_out
+
+
+def test_where_it_is_less_sure_it_is_only_the_nearest() -> None:
+    found = _judged("ends", "ordered")
+    assert (found.cause, found.runner_up) == (None, "crash_loop")
