@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fleetctl.controller.incidents.counter_growth import Points, growths
 
-BEFORE_S = 120.0
+BEFORE_S = 60.0
 LEAST_S = 30.0  # of less than that a rate is chance
 
 
@@ -41,7 +41,7 @@ def outages(ups: Sequence[Points], since: float) -> list[Outage]:
 
 
 def arrivals_per_s(ended: Sequence[Points], ups: Sequence[Points], at: float) -> float | None:
-    """What came a second in the two minutes before `at`, by what ended then, however it did: as much as came, but for
+    """What came a second in the minute before `at`, by what ended then, however it did: as much as came, but for
     what was held a little longer. `ended`: counters of requests. None: nobody looked for long enough before."""
     known = [time for points in ups for time, value in points if value == 1.0 and time < at]
     if not known:

@@ -267,7 +267,7 @@ class Notifications:
         if looking is None and (known is None or now >= known.until):
             looking = self._looking[incident.id] = asyncio.create_task(self._look(incident), name="impact")
             looking.add_done_callback(lambda done: self._looked(incident.id, done))
-        if known is None and looking is not None:
+        if looking is not None and (known is None or now >= known.until):  # what was so a while ago is not told as now
             await asyncio.wait({looking}, timeout=IMPACT_WAIT_S)
             known = self._impacts.get(incident.id)
         return known.words if known is not None else ""

@@ -135,7 +135,9 @@ async def test_who_asks_for_what_users_felt_waits_no_longer_than_a_moment_and_is
         may_end.set()
         await until(lambda: _true(not notifications._looking), "it was read")
         assert [await notifications.impact_of(incident) for _ in range(3)] == ["look 1"] * 3
-    assert asked == 1
+        assert asked == 1
+        clock.move(25.0)
+        assert await notifications.impact_of(incident) == "look 2", "what was so a while ago is not told as now"
 
 
 async def _true(found: bool) -> bool:
