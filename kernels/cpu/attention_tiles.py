@@ -70,7 +70,7 @@ def find_slots(keys, table, start, count, block_size, slots):
 def tile_of(cache, head, slot):
     """The address of a head's sixteen keys or values."""
     heads, width = cache.shape[1], cache.shape[2]
-    return cache.ctypes.data + (slot * heads + head * TILE_KEYS) * width * 2
+    return cache.ctypes.data + (slot * heads + head * TILE_KEYS) * width * cache.itemsize
 
 
 @njit(**EXACT)
@@ -80,7 +80,7 @@ def prefetch(block):
     """
     cache, head, slots, count = block
     for first in range(0, count, TILE_KEYS):
-        prefetch_l2(tile_of(cache, head, slots[first]), TILE_KEYS * cache.shape[2] * 2)
+        prefetch_l2(tile_of(cache, head, slots[first]), TILE_KEYS * cache.shape[2] * cache.itemsize)
 
 
 def pack_keys(keys, block, staged):
@@ -101,7 +101,10 @@ def pack_last_values(block, staged):
     rest = count % TILE_KEYS
     if rest:
         width = cache.shape[2]
-        copy(tile_of(cache, head, slots[count - rest]), staged.ctypes.data, TILE_KEYS * width * 2)
+        copy(tile_of(cache, head, slots[count - rest]), staged.ctypes.data, TILE_KEYS * width * cache.itemsize)
+        if cache.itemsize == 4:
+            staged[rest:] = 0
+            return
         pairs = carray(elements_at(staged.ctypes.data, staged), (TILE_KEYS // 2, width, 2))
         pairs[(rest + 1) // 2 :] = 0
         if rest % 2:

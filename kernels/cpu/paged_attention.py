@@ -22,7 +22,7 @@ from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from kernels.cpu import amx, attention_pairs, attention_tiles, attention_vectors, instructions
+from kernels.cpu import amx, attention_floats, attention_pairs, attention_tiles, attention_vectors, instructions
 from kernels.cpu.attention_codes import open_keys, open_values, scale_probs, scale_scores
 from kernels.cpu.dtypes import FLOAT32, INT32, INT64, PAIRED, UINT8, UINT16, narrow
 from kernels.cpu.exp import exp32
@@ -196,24 +196,28 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuAttent
     """`kernels.paged_attention` by a plan: [num_tokens, heads, head_dim], float32 or bfloat16, as q."""
     q, out = q.contiguous(), empty_result(q.shape, q.dtype)
     codes = code_of(k_cache)
-    region = _in_float32 if codes == 0 else _float32_of_codes
+    in_tiles = codes == 0 and is_tiled(k_cache)
+    region = _float32_of_codes if codes != 0 else _floats_in_tiles if in_tiles else _in_float32
     if q.dtype == torch.bfloat16:
         region = _widened if codes == 0 else _widened_of_codes
-        if amx.has_amx() and (codes != 0 or is_tiled(k_cache)):
+        if amx.has_amx() and (codes != 0 or in_tiles):
             region = _in_tiles if codes == 0 else _tiles_of_codes
-        elif instructions.has_dot() and (codes != 0 or is_tiled(k_cache)):
+        elif instructions.has_dot() and (codes != 0 or in_tiles):
             region = _in_pairs if codes == 0 else _pairs_of_codes
     sizes = (*q.shape[:2], *k_cache.shape[:3], head_dim_of(k_cache), plan.sliding_window or 0, codes)
     task = AttentionTask(q, k_cache, v_cache, out, plan.descriptor, *sizes, float(scale))
-    itemsize = 4 if region in (_in_float32, _float32_of_codes, _widened, _widened_of_codes) else 2
-    region.launch(plan.num_items, task, _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize, codes != 0))
+    packs = region in (_in_float32, _float32_of_codes, _widened, _widened_of_codes)
+    itemsize = 4 if packs or region is _floats_in_tiles else 2
+    scratch = _scratch_bytes(plan.arrays.max_rows, q.shape[2], itemsize, packs=packs, has_codes=codes != 0)
+    region.launch(plan.num_items, task, scratch)
     return out
 
 
-def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int, has_codes: bool) -> int:
+def _scratch_bytes(max_rows: int, head_dim: int, itemsize: int, *, packs: bool, has_codes: bool) -> int:
     """What a thread needs for items of so many rows: the shapes of `_attend`, in its order."""
     width, max_rows = _padded_width(head_dim), _padded_rows(max_rows)
-    packed, tile, rows = (1, _packed_elements(width, itemsize), itemsize), (TILE_ROWS, KEY_BLOCK), (max_rows, width)
+    packed = (1, KEY_BLOCK * width if packs else ADDRESSES * 8 // itemsize, itemsize)
+    tile, rows = (TILE_ROWS, KEY_BLOCK), (max_rows, width)
     spread = (2 * KEY_BLOCK if has_codes and itemsize == 2 else 0, width, itemsize)
     return scratch_bytes(
         (2, KEY_BLOCK, 8),
@@ -238,16 +242,16 @@ def _padded_width(head_dim: int) -> int:
     return (head_dim + 31) // 32 * 32
 
 
-def _packed_elements(width: int, itemsize: int) -> int:
-    """Of a block of keys or values, packed; what lies in tiles is not, and needs their addresses alone."""
-    return KEY_BLOCK * width if itemsize == 4 else ADDRESSES * 8 // itemsize
-
-
 def _padded_rows(max_rows: int) -> int:
     return (max_rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
-_STEPS = {types.uint16: attention_tiles, types.int16: attention_pairs, types.float32: attention_vectors}
+_STEPS = {
+    types.uint16: attention_tiles,
+    types.int16: attention_pairs,
+    types.int32: attention_floats,
+    types.float32: attention_vectors,
+}
 
 
 def _step_of(name: str) -> Callable:
@@ -267,9 +271,21 @@ def _step_of(name: str) -> Callable:
 
 _configure, _restore, _load_query = _step_of("configure"), _step_of("restore"), _step_of("load_query")
 _find_slots, _pack_keys, _pack_values = _step_of("find_slots"), _step_of("pack_keys"), _step_of("pack_values")
-_width, _rows, _elements = (njit(**EXACT)(size) for size in (_padded_width, _padded_rows, _packed_elements))
+_width, _rows = (njit(**EXACT)(size) for size in (_padded_width, _padded_rows))
 _score, _exponentiate, _weigh_values = _step_of("score"), _step_of("exponentiate"), _step_of("weigh_values")
 _ask, _look_ahead = _step_of("ask"), _step_of("look_ahead")
+
+
+def _packed_elements(width, packed):
+    """Of a block of keys or values, packed; what lies in tiles is not, and needs their addresses alone."""
+    raise NotImplementedError("inside compiled code only")
+
+
+@overload(_packed_elements, jit_options=EXACT)
+def _where_blocks_are_packed(width, packed):
+    if packed.dtype == types.float32:
+        return lambda width, packed: KEY_BLOCK * width
+    return lambda width, packed: ADDRESSES * 8 // packed.itemsize
 
 
 @njit(**EXACT)
@@ -302,8 +318,8 @@ def _attend(task, space, like, stored, packed):
     starts = carray(pointer(plan, AT_PLAN.query_starts, INT32), (num_seqs + 1,))
     heads_per_kv, width, max_rows = heads // kv_heads, _width(head_dim), _rows(max_rows)
     all_slots, space = zeros_at(space, 2, KEY_BLOCK, INT64)
-    all_keys, space = zeros_at(space, 1, _elements(width, packed.itemsize), packed)
-    all_values, space = zeros_at(space, 1, _elements(width, packed.itemsize), packed)
+    all_keys, space = zeros_at(space, 1, _packed_elements(width, packed), packed)
+    all_values, space = zeros_at(space, 1, _packed_elements(width, packed), packed)
     staged, space = zeros_at(space, TILE_ROWS, width, packed)
     scores, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, FLOAT32)
     probs, space = zeros_at(space, TILE_ROWS, KEY_BLOCK, packed)
@@ -415,6 +431,11 @@ def _body_widened(task):
     leave(task)
 
 
+def _body_of_floats_in_tiles(task):
+    _attend(task, enter(task), FLOAT32, FLOAT32, INT32)
+    leave(task)
+
+
 def _body_in_float32(task):
     _attend(task, enter(task), FLOAT32, FLOAT32, FLOAT32)
     leave(task)
@@ -442,6 +463,7 @@ def _body_float32_of_codes(task):
 
 _in_tiles, _in_pairs = ParallelRegion(_body_in_tiles), ParallelRegion(_body_in_pairs)
 _widened, _in_float32 = ParallelRegion(_body_widened), ParallelRegion(_body_in_float32)
+_floats_in_tiles = ParallelRegion(_body_of_floats_in_tiles)
 _tiles_of_codes, _pairs_of_codes = ParallelRegion(_body_tiles_of_codes), ParallelRegion(_body_pairs_of_codes)
 _widened_of_codes, _float32_of_codes = ParallelRegion(_body_widened_of_codes), ParallelRegion(_body_float32_of_codes)
 

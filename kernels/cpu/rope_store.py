@@ -185,6 +185,11 @@ def _store_in_tiles(keys, values, k_flat, v_flat, slot, head, kv_heads):
     kv_heads, width = np.uintp(kv_heads), np.uintp(keys.shape[0])
     tile, own = np.uintp(slot) // np.uintp(TILE_KEYS), np.uintp(slot) % np.uintp(TILE_KEYS)
     begin = (tile * kv_heads + np.uintp(head)) * np.uintp(TILE_KEYS) * width
+    if keys.itemsize == 4:
+        for dimension in range(width):
+            k_flat[begin + dimension * np.uintp(TILE_KEYS) + own] = keys[dimension]
+            v_flat[begin + own * width + dimension] = values[dimension]
+        return
     at = begin + np.uintp(2) * own
     for pair in range(width >> np.uintp(1)):
         k_flat[at] = keys[np.uintp(2) * pair]

@@ -114,13 +114,15 @@ def test_rope_store_equals_its_reference(
     assert torch.equal(alone, q[5:6])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("block_size", [16, 48])
-def test_a_cache_in_tiles_holds_each_block_whole_and_gives_back_what_was_put_in(block_size: int) -> None:
-    plain = [torch.randn(5, block_size, 3, 64).bfloat16() for _ in "kv"]
+def test_a_cache_in_tiles_holds_each_block_whole_and_gives_back_what_was_put_in(
+    dtype: torch.dtype, block_size: int
+) -> None:
+    plain = [torch.randn(5, block_size, 3, 64).to(dtype) for _ in "kv"]
     tiled = in_tiles(*plain)
     for before, after, found in zip(plain, in_plain(*tiled), tiled, strict=True):
         assert torch.equal(before, after)
-        assert not torch.equal(before, found)
         assert torch.equal(found[2].flatten().sort().values, before[2].flatten().sort().values)
 
 

@@ -136,6 +136,19 @@ def test_compiled_attention_gives_a_sequence_the_same_bits_alone(
         assert torch.equal(attend(*single), together[last - 1 : last])
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(12, 4, 64), (6, 2, 96)])
+def test_attention_in_float32_has_the_same_bits_from_plain_caches_and_from_tiles(
+    heads: int, kv_heads: int, width: int
+) -> None:
+    q, k, v, tables, lens, starts = _ragged(torch.float32, heads, kv_heads, width)
+    halves = torch.stack([2 * tables, 2 * tables + 1], dim=2).flatten(1)  # blocks of 8: too small for tiles
+    plain = [cache.view(-1, 8, kv_heads, width) for cache in (k, v)]
+    assert is_tiled(k)
+    assert not is_tiled(plain[0])
+    found = paged_attention(q, *in_tiles(k, v), tables, lens, starts, scale=0.125)
+    assert torch.equal(found, paged_attention(q, *plain, halves, lens, starts, scale=0.125))
+
+
 def test_products_of_torch_are_right_after_attention_on_the_same_thread() -> None:
     """Both set the matrix registers up, each in its own way."""
     q, k, v, *batch = _ragged(torch.bfloat16, 12, 4, 64)
