@@ -210,8 +210,12 @@ class Proxy:
             self._shadows.note_placed(exchange, proxied, where)
         while True:
             if isinstance(where, NotPlaced):
-                if not await self._outside.serve_not_placed(exchange, proxied, job, where):
-                    await self._tell_not_placed(exchange, proxied, where)
+                if await self._outside.serve_not_placed(exchange, proxied, job, where):
+                    return
+                if proxied.deaths and not exchange.has_begun:
+                    where = await self._place_again(job, where, proxied)
+            if isinstance(where, NotPlaced):
+                await self._tell_not_placed(exchange, proxied, where)
                 return
             try:
                 end = await self._relay.relay(exchange, proxied, where, kept)
@@ -229,6 +233,19 @@ class Proxy:
             if after is None:
                 return
             where = after
+
+    async def _place_again(self, job: Job, where: NotPlaced, proxied: ProxiedRequest) -> Placed | NotPlaced:
+        """Another node for what one had and did not end, while there is patience, as a stream has it: on a machine that
+        stands still for seconds the other nodes are silent too, and answer again."""
+        until = time.monotonic() + self._move_patience_s
+        until = until if job.deadline_at is None else min(until, job.deadline_at)
+        again: Placed | NotPlaced = where
+        while isinstance(again, NotPlaced) and again.given_up is None and time.monotonic() < until:
+            if not self._placer.may_resend(proxied):
+                break
+            await asyncio.sleep(MOVE_PAUSE_S)
+            again = await self._placer.place(job, proxied)
+        return again
 
     async def _hand_over(
         self, handoff: ReceivedHandoff, source: Placed, kept: StreamAccount, proxied: ProxiedRequest

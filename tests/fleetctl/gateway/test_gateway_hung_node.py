@@ -77,6 +77,23 @@ async def test_a_stream_of_a_node_that_hangs_ends_with_an_error_event(tmp_path: 
         node.awake.set()
 
 
+async def test_what_a_hung_node_did_not_begin_waits_for_another_that_answers_again(tmp_path: Path) -> None:
+    """A machine stood still: one node was out, the next fell silent, and what it held failed at once."""
+    async with small_fleet(tmp_path, "a", "b", limits=QUICK, move_patience_s=60) as (served, nodes, _):
+        nodes[1].awake.clear()
+        await asyncio.gather(*(served.chat(f"p{i}") for i in range(8)))
+        assert list(served.gateway.watch.silent_nodes()) == ["b"]
+        nodes[0].awake.clear()
+        held = asyncio.create_task(served.chat(headers={"X-Request-Id": "held"}))
+        await until(lambda: "a" in served.gateway.watch.silent_nodes(), "its node is silent too")
+        nodes[1].awake.set()
+        reply = await held
+        assert (reply.status, reply.text, reply.is_done) == (200, chat_text(), True)
+        fate = await served.fate("held")
+        assert (fate["fate"], fate["nodes"], [one["node"] for one in fate["deaths"]]) == ("finished", ["b"], ["a"])
+        nodes[0].awake.set()
+
+
 async def test_a_hung_node_that_is_the_only_one_is_said_and_not_waited_for(tmp_path: Path) -> None:
     async with small_fleet(tmp_path, "a", limits=QUICK) as (served, nodes, _):
         nodes[0].awake.clear()
