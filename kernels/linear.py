@@ -87,9 +87,9 @@ def pack_blocks(
         return NibbleMatrix(weight, dtype, is_gated=is_gated)
     if not weight.is_byte_kind:
         has_pairs = dtype == torch.bfloat16 and instructions.has_dot() and not instructions.has_neon_dot()
-        return (
-            PairBlockMatrix(weight, is_gated=is_gated) if has_pairs else BlockMatrix(weight, dtype, is_gated=is_gated)
-        )
+        if has_pairs:
+            return PairBlockMatrix(weight, is_gated=is_gated)
+        return BlockMatrix(weight, dtype, is_gated=is_gated)
     has_tiles = weight.shape[1] % WIDTH_STEP == 0 and amx.has_byte_amx()
     return (ByteTileMatrix if has_tiles else ByteMatrix)(weight, dtype, is_gated=is_gated)
 

@@ -114,12 +114,12 @@ _single, _few = block_product(1, _VECTORS), block_product(DIRECT_ROWS, _VECTORS)
 _product, _small_product = (resumed_product(count, _VECTORS, PANEL) for count in (BLOCK_ROWS, DIRECT_ROWS))
 
 
-def bytes_of(kind):
+def _bytes_of(kind):
     """`block_bytes` in compiled code, by a kind's dummy."""
     raise NotImplementedError("inside compiled code only")
 
 
-@overload(bytes_of, jit_options=EXACT)
+@overload(_bytes_of, jit_options=EXACT)
 def _bytes_of_kind(kind):
     size = block_bytes(kind.dtype)
     return lambda kind: size
@@ -128,7 +128,7 @@ def _bytes_of_kind(kind):
 @njit(**EXACT)
 def _multiply_panel(source, beyond, wide, sums, strip, count, groups, kind):
     """`sums` of the first `count` rows of `wide`, by a panel's blocks; of no dtype but float32, to be compiled once."""
-    row_bytes, block = groups * GROUP * 4, bytes_of(kind)
+    row_bytes, block = groups * GROUP * 4, _bytes_of(kind)
     if count <= DIRECT_ROWS:
         for first in range(0, PANEL, BLOCK_COLUMNS):
             if count == 1:
@@ -158,7 +158,7 @@ def _multiply(task, space, like, kind):
     packed, result = field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
     columns, groups = PANEL // 2 if is_gated else PANEL, width // GROUP
-    panel_bytes, stride = groups * bytes_of(kind), out_width * like.itemsize
+    panel_bytes, stride = groups * _bytes_of(kind), out_width * like.itemsize
     whole = min(group_rows, rows) + BLOCK_ROWS
     sums, space = zeros_at(space, whole, PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)

@@ -2,8 +2,8 @@
 
 Nothing is rounded: codes are numbers that bfloat16 has. A group's columns are added up in pairs, in their order, then
 scaled and added to the groups before it, an offset times the sum of the group's inputs after that: any number of rows
-gives the same bits. Up to eight rows are multiplied straight from the blocks; of more, a strip of a panel becomes pairs
-in the L1 cache first.
+gives the same bits. Few rows are multiplied straight from the blocks; of more, a strip of a panel becomes pairs in the
+L1 cache first, while the next one is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.extending import overload
 from torch import Tensor
 
 from kernels.block_weight import INT4_MID, BlockWeight
-from kernels.cpu.block_matrix import KINDS, BlockMatrix, bytes_of
+from kernels.cpu.block_matrix import KINDS, BlockMatrix
 from kernels.cpu.block_vectors import GROUP, PANEL, layout_of
 from kernels.cpu.dtypes import FLOAT32, UINT16
 from kernels.cpu.memory import array_at, carray, copy, scratch_bytes, zeros_at
@@ -28,7 +28,7 @@ from kernels.cpu.parallel_region import RegionOfType, region_of
 from kernels.cpu.task import chunk_after, enter, field, leave, pointer
 
 BLOCK_ROWS = 4
-DIRECT_ROWS = 8  # are multiplied from the blocks themselves
+DIRECT_ROWS, DIRECT_ROWS_OF_BYTES = 8, 4  # are multiplied from the blocks themselves, of four and of eight bits
 STRIP_GROUPS = 8  # of a panel that become pairs together: 32 KB
 
 
@@ -68,15 +68,19 @@ def _sums_of_group(kind: np.dtype) -> int:
     return layout.halves if layout.second else 0
 
 
-def _sums_of(kind):
-    """`_sums_of_group` in compiled code, by a kind's dummy."""
+def _counts_of(kind):
+    """Of a kind's dummy: bytes of a group of a panel, bytes of its inputs' sums, rows that are multiplied directly;
+    compiled code only.
+    """
     raise NotImplementedError("inside compiled code only")
 
 
-@overload(_sums_of, jit_options=EXACT)
-def _sums_of_kind(kind):
-    count = _sums_of_group(kind.dtype)
-    return lambda kind: count
+@overload(_counts_of, jit_options=EXACT)
+def _counts_of_kind(kind):
+    layout = layout_of(kind.dtype)
+    size, sums = layout.num_bytes, 4 * _sums_of_group(kind.dtype)
+    direct = DIRECT_ROWS if layout.codes == "int4" else DIRECT_ROWS_OF_BYTES
+    return lambda kind: (size, sums, direct)
 
 
 _store_result = epilogue(PANEL)
@@ -86,24 +90,33 @@ _many = scaled_product(BLOCK_ROWS, PANEL // 16)
 
 @njit(**EXACT)
 def _multiply_panel(source, beyond, x, rest, row_bytes, totals, sums, strip, count, groups, kind):
-    """`sums` of `count` rows from `x` on, by a panel's blocks; the last of them, where they are no four, are `rest`."""
-    step, block, each = groups if count <= DIRECT_ROWS else STRIP_GROUPS, bytes_of(kind), _sums_of(kind) * 4
+    """`sums` of `count` rows from `x` on, by a panel's blocks; the last of them, where they are no four, are `rest`.
+
+    `totals`: the sums of the rows' groups, where offsets are multiplied with them. What is read after these blocks lies
+    `beyond`.
+    """
+    size, sum_bytes, direct = _counts_of(kind)
+    step, totals_bytes = groups if count <= direct else STRIP_GROUPS, groups * sum_bytes
+    blocks_of_rows = (count + BLOCK_ROWS - 1) // BLOCK_ROWS
+    lines = ((size + 63) // 64 + blocks_of_rows - 1) // blocks_of_rows  # of a group, with each block of rows
     for at in range(0, groups, step):
         some = min(step, groups - at)
-        blocks, depth = source + at * block, at * GROUP * 2
-        if count > DIRECT_ROWS:
-            following = blocks + some * block if at + some < groups else beyond
-            unpack_pairs(blocks, some, strip, following, kind)
+        blocks, depth, asked = source + at * size, at * GROUP * 2, 0
+        following = blocks + some * size if at + some < groups else beyond
+        if count > direct:
+            unpack_pairs(blocks, some, strip, kind)
         for row in range(0, count, BLOCK_ROWS):
             left = (x + row * row_bytes if count - row >= BLOCK_ROWS else rest) + depth
-            into, all_ = sums[row].ctypes.data, groups * each
-            of = totals + row * all_ + at * each
-            if count > DIRECT_ROWS:
-                _many(left, row_bytes, of, all_, strip, blocks, some, into, PANEL * 4, at, kind)
+            into, own = sums[row].ctypes.data, totals + row * totals_bytes + at * sum_bytes
+            if count > direct:
+                of_each, ahead = lines if asked < some * size else 0, following + asked
+                args = (left, row_bytes, own, totals_bytes, strip, blocks, some, into, PANEL * 4, at, ahead, of_each)
+                _many(*args, kind)
+                asked += some * lines * 64
             elif count - row == 1:
-                _single(left, row_bytes, of, all_, blocks, some, 0, into, PANEL * 4, beyond, kind)
+                _single(left, row_bytes, own, totals_bytes, blocks, some, 0, into, PANEL * 4, beyond, kind)
             else:
-                _few(left, row_bytes, of, all_, blocks, some, 0, into, PANEL * 4, beyond, kind)
+                _few(left, row_bytes, own, totals_bytes, blocks, some, 0, into, PANEL * 4, beyond, kind)
 
 
 @njit(**EXACT)
@@ -115,13 +128,14 @@ def _multiply(task, space, kind):
     x, packed, result = field(task, AT.x), field(task, AT.packed), field(task, AT.result)
     has_bias, is_gated = field(task, AT.bias) != 0, field(task, AT.is_gated) != 0
     columns, groups = PANEL // 2 if is_gated else PANEL, width // GROUP
-    row_bytes, panel_bytes, stride = width * 2, groups * bytes_of(kind), out_width * 2
-    whole, count_of_totals = min(group_rows, rows) + BLOCK_ROWS, groups * _sums_of(kind)
+    size, sum_bytes, _ = _counts_of(kind)
+    row_bytes, panel_bytes, stride = width * 2, groups * size, out_width * 2
+    whole, totals_of_row = min(group_rows, rows) + BLOCK_ROWS, groups * sum_bytes // 4
     sums, space = array_at(space, whole, PANEL, FLOAT32)
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
     rest, space = zeros_at(space, BLOCK_ROWS, width, UINT16)
     strip, space = array_at(space, STRIP_GROUPS * PAIRS_BYTES // 4, 1, FLOAT32)
-    totals, space = array_at(space, whole, count_of_totals, FLOAT32)
+    totals, space = array_at(space, whole, totals_of_row, FLOAT32)
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     read = -1  # the group whose last rows are in `rest`
     run = field(task, AT.run)
@@ -134,24 +148,13 @@ def _multiply(task, space, kind):
         if read != begin:
             over = count % BLOCK_ROWS
             copy(own + (count - over) * row_bytes, rest.ctypes.data, over * row_bytes)
-            for row in range(count if count_of_totals > 0 else 0):
+            for row in range(count if totals_of_row > 0 else 0):
                 sum_groups(own + row * row_bytes, groups, totals[row].ctypes.data, kind)
             read = begin
         source = packed + panel * panel_bytes
         beyond = packed + (following % num_panels if following < num_chunks else panel) * panel_bytes
-        _multiply_panel(
-            source,
-            beyond,
-            own,
-            rest.ctypes.data,
-            row_bytes,
-            totals.ctypes.data,
-            sums,
-            strip.ctypes.data,
-            count,
-            groups,
-            kind,
-        )
+        lasts, all_, pairs = rest.ctypes.data, totals.ctypes.data, strip.ctypes.data
+        _multiply_panel(source, beyond, own, lasts, row_bytes, all_, sums, pairs, count, groups, kind)
         bias = biases[panel] if has_bias else no_bias[0]
         target = result + begin * stride + panel * columns * 2
         _store_result(sums[:count], bias, target, stride, min(out_width - panel * columns, columns), is_gated, UINT16)

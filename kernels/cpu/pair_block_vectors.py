@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels.cpu.block_vectors import GROUP, MID, PANEL, Blocks, ask_ahead, floats_at, layout_of, widen_codes
+from kernels.cpu.memory import emit_prefetch
 from kernels.cpu.vector import LANES, dot, fuse, load_words, splat
 
 __all__ = ["PAIRS_BYTES", "pair_block_product", "scaled_product", "sum_groups", "unpack_pairs"]
@@ -74,17 +75,42 @@ def pair_block_product(rows: int, vectors: int) -> Callable[..., None]:
 def scaled_product(rows: int, vectors: int) -> Callable[..., None]:
     """`pair_block_product` of pairs that `unpack_pairs` made, the scales still from the blocks; the same bits.
 
-    Where `resumes` is not 0, it is added to what `target` holds.
+    Where `resumes` is not 0, it is added to what `target` holds. With each group so many `lines` from `ahead` on are
+    asked for: a strip's blocks all at once are more than the CPU asks for, and were waited for when it was unpacked.
     """
 
     @intrinsic
     def multiply(
-        context, left, left_stride, totals, totals_stride, pairs, blocks, groups, target, target_stride, resumes, like
+        context,
+        left,
+        left_stride,
+        totals,
+        totals_stride,
+        pairs,
+        blocks,
+        groups,
+        target,
+        target_stride,
+        resumes,
+        ahead,
+        lines,
+        like,
     ):
         def generate(context, builder, signature, arguments):
-            left, left_stride, totals, totals_stride, pairs, blocks, groups, target, target_stride, resumes = arguments[
-                :10
-            ]
+            (
+                left,
+                left_stride,
+                totals,
+                totals_stride,
+                pairs,
+                blocks,
+                groups,
+                target,
+                target_stride,
+                resumes,
+                ahead,
+                lines,
+            ) = arguments[:12]
             layout, number = layout_of(like.dtype), groups.type
             inputs = _Inputs(builder, (left, left_stride), (totals, totals_stride), layout)
             sums = _Sums(builder, (rows, vectors), (target, target_stride, number(0)))
@@ -93,6 +119,9 @@ def scaled_product(rows: int, vectors: int) -> Callable[..., None]:
             with cgutils.for_range(builder, groups) as loop:
                 block = builder.add(blocks, builder.mul(loop.index, number(layout.num_bytes)))
                 own = builder.add(pairs, builder.mul(loop.index, number(PAIRS_BYTES)))
+                asked = builder.add(ahead, builder.mul(loop.index, builder.mul(lines, number(64))))
+                with cgutils.for_range(builder, lines) as line:
+                    emit_prefetch(builder, builder.add(asked, builder.mul(line.index, number(64))))
                 for half in range(layout.halves):
                     for pair in _pairs_of(layout, half):
                         row = builder.add(own, number(4 * PANEL * pair))
@@ -102,22 +131,21 @@ def scaled_product(rows: int, vectors: int) -> Callable[..., None]:
             sums.store()
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 10, like), generate
+        return types.void(*[types.intp] * 12, like), generate
 
     return multiply
 
 
 @intrinsic
-def unpack_pairs(context, blocks, groups, target, beyond, like):
+def unpack_pairs(context, blocks, groups, target, like):
     """Codes of some groups as pairs of bfloat16: [16 x groups, 64], as `scaled_product` reads them."""
 
     def generate(context, builder, signature, arguments):
-        blocks, groups, target, beyond = arguments[:4]
+        blocks, groups, target = arguments[:3]
         layout, number = layout_of(like.dtype), groups.type
         with cgutils.for_range(builder, groups) as loop:
             size = number(layout.num_bytes)
             block = builder.add(blocks, builder.mul(loop.index, size))
-            ask_ahead(builder, loop.index, groups, blocks, beyond, size)
             into = builder.add(target, builder.mul(loop.index, number(PAIRS_BYTES)))
 
             def store(pair: int, columns: list[ir.Value], into: ir.Value = into) -> None:
@@ -130,7 +158,7 @@ def unpack_pairs(context, blocks, groups, target, beyond, like):
                 _each_pair(builder, codes, number(0), PANEL // LANES, layout, half, store)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 4, like), generate
+    return types.void(*[types.intp] * 3, like), generate
 
 
 @intrinsic
