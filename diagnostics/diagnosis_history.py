@@ -47,13 +47,15 @@ _SAID = ("title", "tree", "probability", "also", "runner_up", "runner_up_probabi
 
 
 def as_named(incident: IncidentRecord) -> DiagnosisRecord | None:
-    """The verdict that stands, as it was named: what was read last is of an incident that ended, its signs too.
+    """The verdict that stands, as it was named: what was read last is of an incident that ended, its signs too. Of one
+    that goes on, as it is now: a minute's verdict tells too little of an hour.
 
     As the timeline tells it: what an older one does not tell is as it stands. Beside a person's word, what was read is
     that by which the wrong verdict was named.
     """
     stands, is_corrected = incident.diagnosis, incident.handling.correction is not None
-    if stands is None or not (is_corrected or stands.looked_at):
+    goes_on = incident.status == "open" and any(one.state == "firing" for one in incident.alerts)
+    if stands is None or not (is_corrected or (stands.looked_at and not goes_on)):
         return stands
     told = [one for one in incident.timeline if one.kind in KINDS and one.data.get("evidence")]
     if not is_corrected:

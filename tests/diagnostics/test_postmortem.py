@@ -272,6 +272,22 @@ def test_the_evidence_is_that_by_which_the_cause_was_named_and_not_of_an_inciden
     assert "1.1" not in text
 
 
+def test_of_an_incident_that_goes_on_the_page_says_what_is_read_now() -> None:
+    """Of a node that took 7.5 times as long for an hour it said 2.4 times, as in its third second."""
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    last = {"confidence": "confirmed", "at": OPENED + 80, "since": OPENED + 12, "looked_at": OPENED + 80}
+    text = page(
+        status="open",
+        resolved_at=None,
+        alerts=[make_record().alerts[0].model_dump() | {"state": "firing", "resolved_at": None}],
+        diagnosis=diagnosis.model_dump() | READ_LAST | last,
+        timeline=[event("diagnosis.named", 12, **READ_FIRST, cause=diagnosis.cause, confidence="confirmed")],
+    )
+    assert "evidence of 2023-11-14 22:14:40" in text
+    assert "| Is it slow? | no | 1.1× |" in text
+
+
 def test_beside_a_persons_word_stands_the_evidence_of_the_verdict_that_was_wrong() -> None:
     diagnosis = make_record().diagnosis
     assert diagnosis is not None

@@ -178,7 +178,8 @@ class IncidentApi:
         by_hand = no_remedy(stored.incident, self._c.content.current, known_runs, timeline)
         node = stored.incident.scope.get("node", "")
         offence = await self._c.failures.offence(node, self._c.clock.now() - LOOK_BACK_S) if node else ""
-        view = incident_view(stored, runs, timeline, silencing, by_hand)
+        values = {alert.fingerprint: alert.value for alert in self._c.alerting.alerts()}
+        view = incident_view(stored, runs, timeline, silencing, by_hand, values)
         told = await self._c.notifications.listing(incident_id)
         dashboard = self._c.notifications.dashboard_of(stored.incident)
         impact = await self._c.notifications.impact_of(stored.incident)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from types import MappingProxyType
 
 from alerts.evaluation.alert import ActiveAlert
 from diagnostics.diagnosis import ITSELF, SAYS_ITSELF, Diagnosis, what_to_do
@@ -23,6 +25,7 @@ from runbooks.ports import Freeze
 from runbooks.run import Run, RunStatus
 
 _SHOW = "fleetctl runbook show"
+NO_VALUES: Mapping[str, float | None] = MappingProxyType({})
 # Ended without effect, and by nobody's word: who denied or stopped one knows what stands instead.
 _IN_VAIN = (RunStatus.FAILED, RunStatus.UNDONE, RunStatus.REFUSED, RunStatus.EXPIRED)
 
@@ -168,16 +171,22 @@ def incident_view(
     timeline: Sequence[wire.TimelineEntry],
     silencing_of: Callable[[FiredAlert], Silencing],
     no_remedy: str = "",
+    values: Mapping[str, float | None] = NO_VALUES,
 ) -> wire.Incident:
-    """An incident with all that is known of it."""
+    """An incident with all that is known of it. `values`: of alerts now, by fingerprint; it keeps those with which they
+    fired."""
     diagnosis = stored.incident.diagnosis
     return incident_summary(stored, runs, no_remedy).model_copy(
         update={
             "diagnosis": diagnosis_view(diagnosis) if diagnosis else None,
             "timeline": list(timeline),
-            "alerts": [alert_view(alert, silencing_of) for alert in stored.incident.alerts],
+            "alerts": [alert_view(_valued(alert, values), silencing_of) for alert in stored.incident.alerts],
         }
     )
+
+
+def _valued(alert: FiredAlert, values: Mapping[str, float | None]) -> FiredAlert:
+    return replace(alert, value=values.get(alert.fingerprint, alert.value)) if alert.state == "firing" else alert
 
 
 def imported_view(stored: StoredIncident, told_here: Sequence[wire.TimelineEntry]) -> wire.Incident:
@@ -220,6 +229,10 @@ def no_remedy(
         in_vain = [run for run in runs if run.runbook == page.name and run.status in _IN_VAIN and not run.dry_run]
         if last := max(in_vain, key=lambda run: run.updated_at, default=None):
             why = f" ({last.error})" if last.error else ""
+            if last.status is RunStatus.EXPIRED:  # nobody said that it is wrong: it can be had
+                given = " ".join(shlex.quote(f"{name}={value}") for name, value in last.inputs.items())
+                command = f"fleetctl runbook run {page.name} --incident {incident.id} {given}"
+                return f"{page.name} expired{why}. By hand: {command}"
             return f"{page.name} {last.status.value}{why}, and is not proposed again. By hand: {_SHOW} {page.name}"
         return f"nothing is proposed: {told[-1].text}" if told else ""
     known = content.causes.get(diagnosis.cause)

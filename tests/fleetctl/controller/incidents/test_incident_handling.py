@@ -14,12 +14,13 @@ from diagnostics.handling import Correction, Handling
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, join, open_incident, reopen, resolve
 from fleetctl.controller import tables
 from fleetctl.controller.alertmanager.local_silences import list_silences
+from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.controller.incidents.incident_handling import silence_matchers
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident, save_incident
 from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
-from fleetctl.controller.incidents.views import incident_summary, no_remedy
+from fleetctl.controller.incidents.views import incident_summary, incident_view, no_remedy
 from fleetctl.controller.notifications.incident_notice import cause_words
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, TimelineEntry, VerdictRequest
@@ -252,6 +253,11 @@ async def test_what_to_do_by_hand_stays_while_the_same_cause_is_named_more_surel
             RunStatus.FAILED,
             "replace-node failed (it did not help), and is not proposed again. By hand: fleetctl runbook",
         ),
+        (
+            RunStatus.EXPIRED,
+            "replace-node expired (it did not help). By hand: fleetctl runbook run replace-node --incident "
+            f"{incident().id} node=node-2 replacement=node-2b",
+        ),
         (RunStatus.CANCELLED, "nothing is proposed: it would leave too few"),
         (RunStatus.SUCCEEDED, ""),
         (RunStatus.RUNNING, ""),
@@ -267,6 +273,15 @@ async def test_what_a_person_does_is_said_once_the_remedy_ended_in_vain(
     words = no_remedy(named, controller.content.current, [run], [refused])
     assert words.startswith(said)
     assert bool(words) == bool(said)
+
+
+def test_an_alert_that_fires_is_shown_with_its_value_of_now_and_one_that_is_over_with_its_last() -> None:
+    """A node's 88 ms of the first second stood there for an hour, beside 150 ms in the list of alerts."""
+    over = replace(fired("LLMTTFTRegression"), state="resolved", value=0.4)
+    stored = StoredIncident(incident(100.0, replace(fired(), value=0.088), over))
+    values = {one.fingerprint: 0.15 for one in stored.incident.alerts}
+    view = incident_view(stored, (), (), lambda _: Silencing(Silenced.NO), values=values)
+    assert {one.name: one.value for one in view.alerts} == {"LLMNodeSlow": 0.15, "LLMTTFTRegression": 0.4}
 
 
 async def test_where_no_cause_is_named_it_is_not_said_a_second_time(controller: Controller) -> None:
