@@ -216,7 +216,7 @@ def unknowns(report: PostmortemInput) -> list[str]:
         gaps.append(f"Whether requests were lost{because}.")
     if impact.still_held:
         gaps.append(f"What became of {impact.still_held} requests that nodes without an answer held at the end.")
-    if impact.no_gateway_s:
+    if impact.no_gateway_s and impact.found_no_gateway != 0:
         gaps.append(f"How many requests found no gateway: {impact.no_gateway_words}.")
     if impact.maybe_wrong is not None:
         gaps.append(f"Which answers were wrong: {impact.wrong_words}.")

@@ -45,7 +45,7 @@ It began {{ began_at | utc }}\
 | finished | {{ impact.finished | known }} |
 | moved to another node | {{ impact.moved | known }} |
 | lost | {{ impact.lost | known }}\
-{% if impact.no_gateway_s and impact.lost is not none %}, and those that found no gateway{% endif %} |
+{% if impact.no_gateway_s and impact.found_no_gateway != 0 and impact.lost is not none %}, and those that found no gateway{% endif %} |
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}

@@ -153,6 +153,7 @@ class Impact(_Record):
     still_held: int | None = None  # at the end, by nodes that did not answer: their fate is in no number here
     no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
     arrivals_before_per_s: float | None = None  # of all gateways, just before that; None: nobody recorded it
+    found_no_gateway: int | None = None  # about so many, estimated: counted by nobody; None: not known
     why_not_counted: str = ""  # why requests, moved and lost are None
     # By node, the answers since its last right one to the known prompt; None: none was found wrong, empty: uncounted.
     maybe_wrong: dict[str, int] | None = None
@@ -193,13 +194,6 @@ class Impact(_Record):
         return f"up to {total} {'answer' if total == 1 else 'answers'} of {nodes} may be wrong"
 
     @property
-    def found_no_gateway(self) -> int | None:
-        """About how many came while no gateway answered; None: nobody knows how many came before. 0: none did."""
-        if not self.no_gateway_s:
-            return 0
-        return None if self.arrivals_before_per_s is None else round(self.arrivals_before_per_s * self.no_gateway_s)
-
-    @property
     def no_gateway_words(self) -> str:
         """About how many found no gateway, by what came before and for how long; "" where one always answered."""
         if not self.no_gateway_s:
@@ -208,9 +202,11 @@ class Impact(_Record):
         if count is None or self.arrivals_before_per_s is None:
             return f"no gateway answered for {gap} (how many came then is not known)"
         before = format_value(self.arrivals_before_per_s, "per_second")
-        if not count:
-            return f"no gateway answered for {gap} ({before} came before)"
-        return f"about {count} more found no gateway ({before} came before, for {gap}; counted by nobody)"
+        if count:
+            return f"about {count} more found no gateway ({before} came before, for {gap}; counted by nobody)"
+        if round(self.arrivals_before_per_s * self.no_gateway_s):
+            return f"no gateway answered its controller for {gap} (but requests ended there as before)"
+        return f"no gateway answered for {gap} ({before} came before)"
 
     @property
     def door_words(self) -> str:

@@ -15,10 +15,11 @@ LEAST_S = 30.0  # of less than that a rate is chance
 
 
 class Outage(NamedTuple):
-    """From a scrape that no gateway answered to the next that one did, or to the last."""
+    """From a look that no gateway answered to the next that one did, or to the last; `seen_at`: the last before it."""
 
     since: float
     until: float
+    seen_at: float
 
 
 def outages(ups: Sequence[Points], since: float) -> list[Outage]:
@@ -26,18 +27,31 @@ def outages(ups: Sequence[Points], since: float) -> list[Outage]:
     looks = sorted((at, which, value) for which, points in enumerate(ups) for at, value in points if value == value)
     values: dict[int, float] = {}
     found: list[Outage] = []
-    down_since: float | None = None
+    seen_at, down_since = since, None
     for at, which, value in looks:
         values[which] = value
         is_down = len(values) == len(ups) and not any(values.values())
         if is_down and down_since is None:
             down_since = max(at, since)
-        elif not is_down and down_since is not None:
-            found.append(Outage(down_since, max(at, down_since)))
-            down_since = None
+        elif not is_down:
+            if down_since is not None:
+                found.append(Outage(down_since, at, seen_at))
+            seen_at, down_since = max(at, since), None
     if looks and down_since is not None:
-        found.append(Outage(down_since, max(looks[-1][0], down_since)))
+        found.append(Outage(down_since, looks[-1][0], seen_at))
     return [one for one in found if one.until > one.since]
+
+
+def found_none(ended: Sequence[Points], found: Sequence[Outage], per_s: float | None) -> int | None:
+    """About how many came meanwhile and found none: `per_s`, what came before, less those that ended at a gateway all
+    the same, which was only too busy to be looked at. None: nobody knows what came before."""
+    if not found:
+        return 0
+    if per_s is None:
+        return None
+    grown = ((at, one) for points in ended for at, one in growths(points))
+    served = sum((one for at, one in grown if any(gap.seen_at < at <= gap.until for gap in found)), 0.0)
+    return max(0, round(per_s * sum(gap.until - gap.seen_at for gap in found) - served))
 
 
 def arrivals_per_s(ended: Sequence[Points], ups: Sequence[Points], at: float) -> float | None:

@@ -160,9 +160,10 @@ def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways
             store.append({"__name__": "up", "job": "llm-gateway", "instance": f"gateway-{number}"}, at, up)
         if gateways == 1 and is_down:
             continue
-        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, at / 5)
-        store.append({"__name__": "gateway_requests_total", "outcome": "refused"}, at, at / 10)
-        store.append({"__name__": "gateway_requests_total", "outcome": "failed", "node": "a"}, at, 2.0 * (at > 1000))
+        served = at if at < 1000 else at - 20  # of its state it knows what it had counted
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, served / 5)
+        store.append({"__name__": "gateway_requests_total", "outcome": "refused"}, at, served / 10)
+        store.append({"__name__": "gateway_requests_total", "outcome": "failed", "node": "a"}, at, 2.0 * (at > 1020))
 
     impact = impact_of(INCIDENT, store, 0, 2000)
 
@@ -174,6 +175,20 @@ def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways
     assert (f"| found no gateway, in no number here | {words} |" in page) == bool(told)
     assert (f"- How many requests found no gateway: {words}." in page) == bool(told)
     assert (words in impact_words(impact)) == bool(told)
+
+
+def test_of_a_gateway_that_was_too_busy_to_be_looked_at_nobody_is_said_to_have_found_none() -> None:
+    """A machine stood still: looks failed for 20 s, and what came meanwhile was served by the same gateway."""
+    store = SeriesStore()
+    for at in range(900, 1050, 5):
+        is_late = 1000 <= at < 1020
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 0.0 if is_late else 1.0)
+        if not is_late:
+            store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(at))
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.no_gateway_s, impact.found_no_gateway) == (20.0, 0)
+    assert "those that found no gateway" not in render(PostmortemInput(INCIDENT, 2000.0, impact))
+    assert "no gateway answered its controller for 20 s (but requests ended there as before)" in impact_words(impact)
 
 
 @pytest.mark.parametrize("watched_from", [985, None], ids=["for fifteen seconds", "never"])

@@ -25,6 +25,7 @@ from fleetctl.controller.notifications.incident_notice import impact_words
                 lost=1,
                 no_gateway_s=2.7,
                 arrivals_before_per_s=4.14,
+                found_no_gateway=11,
                 p99_at_gateway_worst_s=4.0,
                 objective_ttft_s=2.5,
                 slo_minutes=0.7,
@@ -42,8 +43,12 @@ from fleetctl.controller.notifications.incident_notice import impact_words
             "0 of 9 requests lost, no gateway answered for 2.7 s (how many came then is not known)",
         ),
         (
-            Impact(requests=9, lost=0, no_gateway_s=2.7, arrivals_before_per_s=0.05),
+            Impact(requests=9, lost=0, no_gateway_s=2.7, arrivals_before_per_s=0.05, found_no_gateway=0),
             "0 of 9 requests lost, no gateway answered for 2.7 s (0.05/s came before)",
+        ),
+        (
+            Impact(requests=9, lost=0, no_gateway_s=60.0, arrivals_before_per_s=3.0, found_no_gateway=0),
+            "0 of 9 requests lost, no gateway answered its controller for 60 s (but requests ended there as before)",
         ),
         (Impact(), "not known"),
     ],
