@@ -250,7 +250,8 @@ def follow_ups(report: PostmortemInput) -> list[str]:
     if not any(run.status == "succeeded" for run in incident.runs) and taken_back(report) is None:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:
-        found.append(f"{report.impact.lost} requests were lost: find out which guarantee did not hold.")
+        lost = "1 request was" if report.impact.lost == 1 else f"{report.impact.lost} requests were"
+        found.append(f"{lost} lost: find out which guarantee did not hold.")
     if report.impact.maybe_wrong is not None:
         found.append(
             f"Since a minute before the first wrong one, {report.impact.wrong_words}: tell those who got them, or have"
