@@ -32,6 +32,8 @@ NEAR = 1.5  # on the score of a runner-up that the named cause, or itself, is to
 # named wrong, every true cause had been ruled out by such an answer in 31 of 78 verdicts (decision 82).
 CONTRADICTED = 2.0
 MAX_CONTRADICTED = 2
+TELLING = 0.01  # a yes that is so rare without its causes tells of one of them, whatever else is seen
+RARE = 0.02  # and one that is so rare of a cause that its alert names
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
 
@@ -156,7 +158,33 @@ def rank_causes(
     for first, second in combinations(tried, 2):
         if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
             scores[(first, second)] = score
-    return Ranking(_normalised(scores), tuple(excluded), if_told, untold, doubted)
+    of_alerts = _of_the_alerts(scores, taking_part, known, questions, families)
+    return Ranking(_normalised(of_alerts), tuple(excluded), if_told, untold, doubted)
+
+
+def _of_the_alerts(
+    scores: Mapping[tuple[str, ...], float],
+    taking_part: Mapping[str, Expectation],
+    known: Mapping[str, bool],
+    questions: Mapping[str, Question],
+    families: frozenset[str],
+) -> Mapping[tuple[str, ...], float]:
+    """Where what fits best can be behind none of the alerts: what has a cause that can, and that is told by itself.
+
+    A budget that is spent has its own alert, its own word, and no other symptom; beside it a pool may be slow for many
+    reasons, of which its incident is not.
+    """
+    best = max(scores, key=lambda causes: scores[causes])
+    explaining = {name: one for name, one in taking_part.items() if one.explains & families}
+    if not best or not families or any(name in explaining for name in best):
+        return scores
+    told = {
+        name
+        for name, one in explaining.items()
+        if all(any(known.get(question) for question in group) for group in one.must)
+        and any(known.get(question) and questions[question].base <= RARE for group in one.must for question in group)
+    }
+    return {causes: score for causes, score in scores.items() if told.intersection(causes)} or scores
 
 
 def _is_told(one: Expectation, readings: Readings) -> bool:
@@ -220,12 +248,17 @@ def _pair_score(
         return None
     if not all(any(known.get(question) for question in group) for each in (one, other) for group in each.must):
         return None
-    for mine, others in ((one, rates[second]), (other, rates[first])):
+    for mine, beside, others in ((one, other, rates[second]), (other, one, rates[first])):
         own = {question for group in mine.must for question in group if known.get(question)}
-        if not any(others.get(question, 0.0) < 0.05 for question in own):
+        own = {question for question in own if others.get(question, 0.0) < 0.05}
+        if not own:
             return None
-        # What rules it out alone must be the other's doing, not only no surprise beside it.
-        if any(known.get(question) and others.get(question, 0.0) < OFTEN_YES for question in mine.never):
+        # What rules it out alone must be the other's doing, not only no surprise beside it: what that mostly has, or,
+        # where next to nothing but mine brings its own about, one of what it must have.
+        doing = {question for question, rate in others.items() if rate >= OFTEN_YES}
+        if any(questions[question].base <= TELLING for question in own):
+            doing |= {question for group in beside.must for question in group}
+        if any(known.get(question) and question not in doing for question in mine.never):
             return None
     # The likelier of the two, not either: two causes that may both bring a queue about explain it no better than one
     # does, else each consequence that they share would speak for the pair.

@@ -39,6 +39,7 @@ NOT_PROVOKED: Mapping[str, str] = {
     "overflow_spent": "needs a hosted provider",
     "poison_request": "no request ends a core of ours; a drill that kills it is a crash loop",
     "preemption_thrash": "our scheduler admits what has room for its expected answer: of what runs on, that is named",
+    "prefill_slow": "our engine's drills make steps slow that only decode, or all of them: of the latter that is named",
     "prefix_evicted": "a cache too full for beginnings is too full for requests here: that is named (cache-too-small)",
     "prefix_routing": "a balancer of somebody else's; ours goes where the beginning is cached",
     "probe_too_strict": "local probes are answered under any load that a laptop makes",

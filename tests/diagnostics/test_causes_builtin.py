@@ -78,6 +78,25 @@ def test_a_serving_process_is_not_what_holds_requests_up_where_the_engine_is_far
     assert "frontend_bound" not in named("capacity", f"{seen} steps_far_slower", kind="pool")
 
 
+def test_a_router_that_waits_for_a_node_that_is_gone_is_named_beside_its_death() -> None:
+    assert set(named("node", "silent nodes_fewer gone_for_others held_at_gateway arrivals_down served_fell")) == {
+        "node_down",
+        "network_path",
+    }
+
+
+def test_a_budget_that_is_spent_is_told_of_its_own_alert_whatever_else_a_pool_suffers_from() -> None:
+    seen = "overflow_spent itl_up steps_slower_than_before steps_cost_more ttft_up e2e_up queue_waits running_up"
+    assert named("gateway", seen, kind="fleet")[0] == "overflow_spent"
+    assert named("latency", seen, kind="fleet")[0] == "decode_slow"
+
+
+def test_prompts_that_are_read_slowly_are_no_slow_decoding_and_no_broken_prefix() -> None:
+    seen = "reads_slower prefill_slower ttft_up ttft_tail_up"
+    assert named("latency", seen, kind="pool") == ("prefill_slow",)
+    assert "prefill_slow" not in named("latency", f"{seen} shared_tokens_fell prefix_hit_fell misses_grew", kind="pool")
+
+
 @pytest.mark.parametrize("question", ["most_silent", "most_processes_ended", "peers_wrong"])
 def test_a_share_that_is_asked_for_is_the_share_that_is_shown(question: str) -> None:
     """67 % beside "are at least half of the nodes silent?", meaning those that answer, was read the wrong way round."""
@@ -185,6 +204,11 @@ CASES = [
         "latency",
         "itl_up steps_slower_than_before steps_cost_more peers_slower_than_before e2e_up running_up kv_full",
     ),
+    ("prefill_slow", "latency", "reads_slower prefill_slower ttft_up itl_up steps_slower_than_before queue_waits"),
+    ("gpu_fault", "latency", "gpu_xid slow_steps steps_slower steps_slower_than_before itl_up ttft_up fell_far_behind"),
+    ("network_path", "errors", "fails_at_gateway arrivals_down served_fell tokens_fell"),
+    ("probe_too_strict", "gateway", "left_out_by_turns nodes_work"),
+    ("core_hung", "node", "ends_nothing tokens_fell served_fell"),
     ("kv_pressure", "latency", "itl_up steps_slower_than_before running_up kv_full queue_waits ttft_up preempts"),
     ("gpu_idle", "latency", "gpu_idle gpu_idler_than_before tokens_fell ttft_up itl_up kv_free"),
     (

@@ -109,6 +109,32 @@ def test_beside_another_cause_a_never_must_be_what_that_one_mostly_has() -> None
     assert pairs(often=("queue",))
 
 
+def test_what_tells_of_one_cause_alone_is_named_beside_one_whose_nature_rules_it_out() -> None:
+    def pairs(base: float) -> bool:
+        causes = {
+            "path": Expectation("path", LATENCY, (("slow",),), never=("queue",)),
+            "dead": Expectation("dead", LATENCY, (("queue", "hit_fell", "longer", "arrivals"),)),
+        }
+        questions = QUESTIONS | {"slow": replace(QUESTIONS["slow"], base=base)}
+        readings = {name: Evidence(name, name, "yes" if name in ("slow", "queue") else "no") for name in NAMES}
+        fits = rank_causes(causes, questions, readings, ["latency"], "node").fits
+        return any(set(one.causes) == {"path", "dead"} for one in fits)
+
+    assert pairs(0.01)
+    assert not pairs(0.1)
+
+
+def test_incident_whose_alert_speaks_for_itself_is_not_named_after_what_else_goes_on() -> None:
+    causes = CAUSES | {"spent": Expectation("spent", frozenset({"gateway"}), (("longer",),))}
+    questions = QUESTIONS | {"longer": replace(QUESTIONS["longer"], base=0.02)}
+    yes = ("slow", "queue", "ttft", "longer")
+    readings = {name: Evidence(name, name, "yes" if name in yes else "no") for name in NAMES}
+    of_gateway = rank_causes(causes, questions, readings, ["gateway"], "node")
+    of_latency = rank_causes(causes, questions, readings, ["latency"], "node")
+    assert "spent" in _best(of_gateway)
+    assert "slow_node" in _best(of_latency)
+
+
 def test_one_cause_is_enough_where_it_explains_all() -> None:
     assert _best(_rank(arrivals="yes", queue="yes", ttft="yes")) == ("overload",)
 
