@@ -39,6 +39,7 @@ __all__ = [
     "PANEL",
     "Blocks",
     "ask_ahead",
+    "ask_for_lines",
     "block_bytes",
     "block_product",
     "floats_at",
@@ -70,7 +71,12 @@ class Blocks(NamedTuple):
 
     @property
     def before_codes(self) -> int:
-        return PANEL * self.scale_bytes * self.halves * (2 if self.second else 1)
+        return PANEL * self.scale_bytes * self.runs
+
+    @property
+    def runs(self) -> int:
+        """Of numbers that each row has before the codes: scales, then what lies beside them."""
+        return self.halves * (2 if self.second else 1)
 
     @property
     def num_bytes(self) -> int:
@@ -193,10 +199,10 @@ def _each_column_of_half(
     use: Callable[[ir.Value, list[ir.Value]], None],
 ) -> None:
     """`_each_column` of the columns that share scales: half of the group, or all of it."""
-    scales = [floats_at(builder, block, first, j, blocks, half) for j in range(vectors)]
+    scales = [floats_at(builder, block, first, j, half, layout=blocks) for j in range(vectors)]
     codes, offsets = builder.add(block, block.type(blocks.before_codes)), None
     if blocks.second is not None:
-        offsets = [floats_at(builder, block, first, j, blocks, blocks.halves + half) for j in range(vectors)]
+        offsets = [floats_at(builder, block, first, j, blocks.halves + half, layout=blocks) for j in range(vectors)]
         if blocks.second == "zeros":
             zeros = zip(scales, offsets, strict=True)
             offsets = [builder.fmul(scale, builder.fneg(zero)) for scale, zero in zeros]
@@ -243,14 +249,21 @@ def ask_ahead(
         emit_prefetch(builder, builder.add(place, place.type(line)))
 
 
+def ask_for_lines(builder: ir.IRBuilder, index: ir.Value, ahead: ir.Value, lines: ir.Value) -> None:
+    """Asks for so many lines with a loop's round `index`, of those from `ahead` on."""
+    asked = builder.add(ahead, builder.mul(index, builder.mul(lines, lines.type(64))))
+    with cgutils.for_range(builder, lines) as line:
+        emit_prefetch(builder, builder.add(asked, builder.mul(line.index, lines.type(64))))
+
+
 def floats_at(
-    builder: ir.IRBuilder, block: ir.Value, first: ir.Value, vector: int, blocks: Blocks, run: int
+    builder: ir.IRBuilder, block: ir.Value, first: ir.Value, vector: int, run: int, *, layout: Blocks
 ) -> ir.Value:
     """Vector `vector` of what a group keeps of each row before the codes, from the `first` on: its scales, the next
     run of numbers as wide, and so on.
     """
-    load = half_floats if blocks.scale_bytes == 2 else _floats
-    return load(builder, builder.add(block, block.type(PANEL * blocks.scale_bytes * run)), first, vector)
+    load = half_floats if layout.scale_bytes == 2 else _floats
+    return load(builder, builder.add(block, block.type(PANEL * layout.scale_bytes * run)), first, vector)
 
 
 def half_floats(builder: ir.IRBuilder, base: ir.Value, first: ir.Value, vector: int) -> ir.Value:

@@ -2,7 +2,8 @@
 
 Inputs are rounded row by row, but for a row's outliers, which are multiplied as they are (`byte_rows.py`). A row's
 groups are added up in their order, its outliers after them in that of their columns: any number of rows gives the same
-bits, and so does every way to multiply bytes.
+bits, and so does every way to multiply bytes. Few rows are multiplied straight from the blocks; of more, a strip of a
+panel becomes bytes in the L1 cache first, while the next one is asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from kernels.cpu.dtypes import FLOAT32, INT32, UINT8
 from kernels.cpu.instructions import ByteDots, byte_dots
 from kernels.cpu.large_pages import in_large_pages
 from kernels.cpu.memory import array_at, carray, elements_at, scratch_bytes, zeros_at
-from kernels.cpu.nibble_vectors import BLOCK_BYTES, add_nibbles, nibble_product
+from kernels.cpu.nibble_vectors import (
+    BLOCK_BYTES,
+    QUADS_BYTES,
+    add_nibbles,
+    nibble_product,
+    scaled_product,
+    unpack_nibbles,
+)
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.panel_matrix import AT, PanelMatrix, epilogue, part_of
 from kernels.cpu.parallel_region import RegionOfType, region_of
@@ -32,6 +40,8 @@ BLOCK_ROWS = 4
 FEW_ROWS = (
     4  # every thread rounds so many for itself: that takes less than a launch of its own, and waiting for its end
 )
+DIRECT_ROWS = 8  # are multiplied from the blocks themselves
+STRIP_GROUPS = 8  # of a panel that become bytes together: 16 KB
 _SCALES_BYTES, _EIGHT = 2 * PANEL, 4 * PANEL  # bytes of a group's scales, of eight columns of its codes
 
 
@@ -80,11 +90,13 @@ class NibbleMatrix(PanelMatrix):
     def _scratch_bytes(self, rows: int, width: int, group_rows: int) -> int:
         whole = min(group_rows, rows) + BLOCK_ROWS
         own = scratch_bytes((min(rows, FEW_ROWS), width + ROW_TAIL, 1))
-        return own + scratch_bytes((whole, PANEL, 4), (1, PANEL, 4), (whole, width, 1), (whole, width // GROUP, 4))
+        shapes = (whole, PANEL, 4), (1, PANEL, 4), (whole, width, 1), (whole, width // GROUP, 4)
+        return own + scratch_bytes(*shapes, (STRIP_GROUPS, QUADS_BYTES, 1))
 
 
 _VECTORS = BLOCK_COLUMNS // 16
 _single, _block = nibble_product(1, _VECTORS), nibble_product(BLOCK_ROWS, _VECTORS)
+_many = scaled_product(BLOCK_ROWS, _VECTORS)
 _store_result = epilogue(PANEL)
 
 
@@ -97,7 +109,7 @@ def _read_rows(x, row_bytes, count, width, signed, begins):
             signed[i, j] = row[j] ^ np.uint8(0x80)
         for group in range(width // GROUP):
             total = np.int32(0)
-            for j in range(group * GROUP, (group + 1) * GROUP):
+            for j in range(np.uintp(group * GROUP), np.uintp((group + 1) * GROUP)):
                 total += np.int32(row[j]) - np.int32(128)
             begins[i, group] = np.int32(-8) * total
 
@@ -120,6 +132,33 @@ def _scale_rows(sums, row, row_bytes, panel):
 
 
 @njit(**EXACT)
+def _multiply_panel(source, beyond, signed, begins, sums, strip, count, way):
+    """`sums` of the first `count` rows of `signed`, by a panel's blocks; what is read after them lies `beyond`."""
+    groups, width = begins.shape[1], signed.shape[1]
+    step, blocks_of_rows = groups if count <= DIRECT_ROWS else STRIP_GROUPS, (count + BLOCK_ROWS - 1) // BLOCK_ROWS
+    lines = (BLOCK_BYTES // 64 + blocks_of_rows - 1) // blocks_of_rows  # of a group, with each block of rows
+    for at in range(0, groups, step):
+        some = min(step, groups - at)
+        blocks, asked = source + at * BLOCK_BYTES, 0
+        following = blocks + some * BLOCK_BYTES if at + some < groups else beyond
+        if count > DIRECT_ROWS:
+            unpack_nibbles(blocks, some, strip)
+        for row in range(0, count, BLOCK_ROWS):
+            left, start = signed[row].ctypes.data + at * GROUP, begins[row].ctypes.data + at * 4
+            into = sums[row].ctypes.data
+            for first in range(0, PANEL, BLOCK_COLUMNS):
+                if count > DIRECT_ROWS:
+                    of_each = lines if asked < some * BLOCK_BYTES and first == 0 else 0
+                    args = (left, width, start, groups * 4, strip, some, first, into, PANEL * 4)
+                    _many(*args, at, following + asked, of_each, way)
+                elif count - row == 1:
+                    _single(left, width, start, groups * 4, blocks, some, first, into, PANEL * 4, beyond, way)
+                else:
+                    _block(left, width, start, groups * 4, blocks, some, first, into, PANEL * 4, beyond, way)
+            asked += some * lines * 64
+
+
+@njit(**EXACT)
 def _multiply(task, x, space, like, way):
     num_chunks, num_panels, rows = field(task, AT.num_chunks), field(task, AT.num_panels), field(task, AT.rows)
     if rows == 0:  # an expert that no row chose
@@ -134,6 +173,7 @@ def _multiply(task, x, space, like, way):
     no_bias, space = zeros_at(space, 1, PANEL, FLOAT32)
     signed, space = zeros_at(space, whole, width, UINT8)  # the group's rows; past the last one, some or zeros
     begins, space = zeros_at(space, whole, groups, INT32)
+    strip, space = array_at(space, STRIP_GROUPS, QUADS_BYTES, UINT8)
     biases = carray(pointer(task, AT.bias, FLOAT32), (num_panels, PANEL))
     read = -1  # the group whose rows are in `signed`
     run = field(task, AT.run)
@@ -147,15 +187,7 @@ def _multiply(task, x, space, like, way):
             read = begin
         source = packed + panel * panel_bytes
         beyond = packed + (following % num_panels if following < num_chunks else panel) * panel_bytes
-        row = 0
-        while row < count:
-            left, start, into = signed[row].ctypes.data, begins[row].ctypes.data, sums[row].ctypes.data
-            for first in range(0, PANEL, BLOCK_COLUMNS):
-                if count - row == 1:
-                    _single(left, width, start, groups * 4, source, groups, first, into, PANEL * 4, beyond, way)
-                else:
-                    _block(left, width, start, groups * 4, source, groups, first, into, PANEL * 4, beyond, way)
-            row += BLOCK_ROWS
+        _multiply_panel(source, beyond, signed, begins, sums, strip.ctypes.data, count, way)
         _scale_rows(sums[:count], x + begin * row_bytes + width, row_bytes, source)
         bias = biases[panel] if has_bias else no_bias[0]
         target = result + begin * stride + panel * columns * like.itemsize

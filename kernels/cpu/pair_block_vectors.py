@@ -20,8 +20,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.block_vectors import GROUP, MID, PANEL, Blocks, ask_ahead, floats_at, layout_of, widen_codes
-from kernels.cpu.memory import emit_prefetch
+from kernels.cpu.block_vectors import (
+    GROUP,
+    MID,
+    PANEL,
+    Blocks,
+    ask_ahead,
+    ask_for_lines,
+    floats_at,
+    layout_of,
+    widen_codes,
+)
 from kernels.cpu.vector import LANES, dot, fuse, load_words, splat
 
 __all__ = ["PAIRS_BYTES", "pair_block_product", "scaled_product", "sum_groups", "unpack_pairs"]
@@ -119,9 +128,7 @@ def scaled_product(rows: int, vectors: int) -> Callable[..., None]:
             with cgutils.for_range(builder, groups) as loop:
                 block = builder.add(blocks, builder.mul(loop.index, number(layout.num_bytes)))
                 own = builder.add(pairs, builder.mul(loop.index, number(PAIRS_BYTES)))
-                asked = builder.add(ahead, builder.mul(loop.index, builder.mul(lines, number(64))))
-                with cgutils.for_range(builder, lines) as line:
-                    emit_prefetch(builder, builder.add(asked, builder.mul(line.index, number(64))))
+                ask_for_lines(builder, loop.index, ahead, lines)
                 for half in range(layout.halves):
                     for pair in _pairs_of(layout, half):
                         row = builder.add(own, number(4 * PANEL * pair))
@@ -247,9 +254,9 @@ class _Sums:
     def scale(self, inputs: _Inputs, group: ir.Value, block: ir.Value, half: int) -> None:
         """Ends a group, or the half of it that has a scale of its own."""
         builder, layout = self._builder, inputs.layout
-        scales = [floats_at(builder, block, self._first, j, layout, half) for j in range(self._vectors)]
+        scales = [floats_at(builder, block, self._first, j, half, layout=layout) for j in range(self._vectors)]
         seconds = [
-            floats_at(builder, block, self._first, j, layout, layout.halves + half)
+            floats_at(builder, block, self._first, j, layout.halves + half, layout=layout)
             for j in range(self._vectors if layout.second else 0)
         ]
         for i in range(self._rows):
