@@ -35,6 +35,9 @@ CONFIRMED_FROM = 0.9
 LIKELY_FROM = 0.4
 LIKELY_UNSEEN_FROM = 0.92  # where one of its musts could not be answered
 DOUBTED_FROM = 0.8  # where an answer speaks against it
+# Where one of those that must show the same sign is at work for certain, the likeliest is named, from a quarter on.
+FAMILY_FROM = 0.8
+LIKELIEST_FROM = 0.25
 RUNNER_UP_FROM = 0.02
 ONSET_STEP_S = 15.0
 YOUNG_STEP_S = (
@@ -299,7 +302,8 @@ def _named(
     expects = knowledge.expectations[cause]
     probability = ranking.probability_of(cause)
     also = causes[1] if len(causes) > 1 and causes[1] not in told else None
-    runner = _runner_up(causes, probability, ranking.with_doubted, knowledge)
+    near = _neighbours(cause, knowledge)
+    runner = _runner_up(causes, probability, ranking.with_doubted, near)
     runner_probability = ranking.probability_of(runner) if runner is not None else None
     if runner_probability is not None and runner_probability < RUNNER_UP_FROM:
         runner_probability = None  # by what is known it is not likely: it is what nobody could rule out
@@ -307,7 +311,9 @@ def _named(
         tree="",
         cause=cause,
         title=verdict_title(expects, knowledge.questions, scope, readings),
-        confidence=_confidence(expects, probability, readings, age_s),
+        confidence=_confidence(
+            expects, probability, _family_probability(expects, ranking, knowledge, readings), readings, age_s
+        ),
         probability=probability,
         also=also,
         runner_up=runner,
@@ -352,10 +358,25 @@ def _awaits(expects: Expectation, readings: Readings) -> str:
     return next((why for name, why in expects.left_while.items() if name in seen), "")
 
 
-def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, knowledge: Knowledge) -> str | None:
+def _neighbours(cause: str, knowledge: Knowledge) -> set[str]:
+    """The causes that it is told apart from, by its word or theirs."""
+    own = knowledge.expectations[cause].tell_apart
+    return {name for name, one in knowledge.expectations.items() if name in own or cause in one.tell_apart}
+
+
+def _family_probability(expects: Expectation, ranking: Ranking, knowledge: Knowledge, readings: Readings) -> float:
+    """Of a cause being at work that must show a sign which is seen, and which this one must show too."""
+
+    def signs(one: Expectation) -> set[str]:
+        return {name for group in one.must for name in group if name in readings and readings[name].answer == "yes"}
+
+    own = signs(expects)
+    family = {name for name, one in knowledge.expectations.items() if own & signs(one)}
+    return sum(one.probability for one in ranking.fits if family.intersection(one.causes))
+
+
+def _runner_up(causes: Sequence[str], probability: float, ranking: Ranking, near: set[str]) -> str | None:
     """The next best word: of a sure verdict what is likely beside it; else what one would look at next."""
-    own = knowledge.expectations[causes[0]].tell_apart
-    near = {name for name, one in knowledge.expectations.items() if name in own or causes[0] in one.tell_apart}
     if probability < CONFIRMED_FROM and (found := ranking.next_to(causes, near)) is not None:
         return found
     runner = next((one.causes[0] for one in ranking.fits if one.causes and not set(one.causes) & set(causes)), None)
@@ -405,11 +426,16 @@ def starting_nodes(scope: Mapping[str, str], store: SeriesStore, now: float) -> 
     return []
 
 
-def _confidence(expects: Expectation, probability: float, readings: Readings, age_s: float) -> Confidence:
+def _confidence(
+    expects: Expectation, probability: float, of_family: float, readings: Readings, age_s: float
+) -> Confidence:
+    """`of_family`: the probability that it is at work, or another cause that must show what it must."""
     are_known = all(any(readings[name].answer == "yes" for name in group if name in readings) for group in expects.must)
     has_lasted = age_s >= expects.lasts_s
     if probability >= CONFIRMED_FROM and are_known and has_lasted and expects.at_most == "confirmed":
         return "confirmed"
+    if are_known and of_family >= FAMILY_FROM and probability >= LIKELIEST_FROM:
+        return "likely"
     return "likely" if probability >= (LIKELY_FROM if are_known else LIKELY_UNSEEN_FROM) else "unknown"
 
 

@@ -1,0 +1,187 @@
+"""What a sign explains, and what it does not: a share of the requests, an order, a restart, longer prompts, a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from alerts.labels import METRIC_NAME, LabelSet
+from alerts.series.store import SeriesStore
+from diagnostics.diagnosis import Diagnosis, Evidence
+from diagnostics.evidence.judge import Knowledge, builtin_knowledge, judge
+from diagnostics.evidence.question import Question
+from diagnostics.evidence.reading import read_all
+from diagnostics.expectation import Expectation
+from diagnostics.query import NO_DATA, AskedAt, store_query
+from diagnostics.tree import Limit
+
+NOW = 1_700_000_000.0
+AT = np.arange(NOW - 5400, NOW + 1, 5.0)
+SINCE = NOW - 300
+POOL = {"pool": "chat"}
+NODE = {"node": "node-2", "pool": "chat"}
+
+Level = float | Callable[[np.ndarray], np.ndarray]
+Series = tuple[str, dict[str, str], Level]
+
+
+def _then(before: float, after: float, at: float = SINCE) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda times: np.where(times < at, before, after)
+
+
+def _counts(per_second: float, since: float = 0.0) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda times: per_second * np.clip(times - max(since, AT[0]), 0, None)
+
+
+def _of(number: int, engine: str = "vllm", **more: str) -> dict[str, str]:
+    return {"node": f"node-{number}", "pool": "chat", "model": "m", "engine": engine, "revision": "v1", **more}
+
+
+def _store(*series: Series) -> SeriesStore:
+    store = SeriesStore()
+    for name, labels, level in series:
+        values = level(AT) if callable(level) else np.full_like(AT, level)
+        there = ~np.isnan(values)
+        if there.any():
+            key = LabelSet.of({METRIC_NAME: name, **labels})
+            store.append_matrix([key], np.round(AT[there] * 1000).astype(np.int64), values[there][np.newaxis, :])
+    return store
+
+
+def _answer(question: str, *series: Series, scope: dict[str, str] = POOL, since: float = SINCE) -> str:
+    asked = [builtin_knowledge().questions[question]]
+    at = AskedAt(NOW, since, kept_since=NOW - 5400)
+    return read_all(asked, scope, store_query(_store(*series), NOW), at)[question].answer
+
+
+def _shared(arrivals: float, step_s: float) -> list[Series]:
+    """Three nodes; the second is sent so many requests, and takes so long for a step."""
+    found: list[Series] = []
+    for number in (1, 2, 3):
+        found += [
+            ("llm:up", _of(number), 1.0),
+            ("llm:arrivals:rate", _of(number), _then(2.0, arrivals if number == 2 else 2.0)),
+            ("llm:step_seconds:mean", _of(number), _then(0.02, step_s if number == 2 else 0.02)),
+            ("llm:running", _of(number), 8.0),
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("step_s", "answer"), [(0.04, "yes"), (0.3, "no")])
+def test_a_share_that_is_larger_by_half_makes_no_step_ten_times_as_long(step_s: float, answer: str) -> None:
+    assert _answer("slow_by_share", *_shared(6.0, step_s), scope=NODE) == answer
+    assert _answer("fullest_is_slow", *_shared(6.0, step_s)) == answer
+
+
+@pytest.mark.parametrize(("first_tokens", "answer"), [(1.0, "no"), (0.0, "yes")])
+def test_who_waits_and_gets_no_first_token_was_not_served_as_promised(first_tokens: float, answer: str) -> None:
+    told = [
+        ("llm:backlog_seconds", _of(1), 90.0),
+        ("llm:waiting", _of(1), 4.0),
+        ("llm:first_tokens:rate", _of(1), first_tokens),
+        ("llm:objective_ttft_seconds", {"pool": "chat", "model": "m", "engine": "vllm"}, 2.0),
+        ("llm:ttft_seconds:mean", _of(2), 0.2),
+    ]
+    assert _answer("promise_broken", *told) == answer
+
+
+@pytest.mark.parametrize(("started", "answer"), [(("node-2",), "yes"), (("node-1", "node-2"), "no"), ((), "unknown")])
+def test_who_started_a_node_knows_its_age_where_the_engine_does_not_tell_it(
+    started: tuple[str, ...], answer: str
+) -> None:
+    told: list[Series] = [("llm:up", _of(number, "sglang"), 1.0) for number in (1, 2)]
+    for node in started:
+        labels = {"kind": "restart", "node": node, "pool": "chat"}
+        told.append(("fleet_change_timestamp_seconds", labels, NOW - 200))
+    assert _answer("started_after_peers", *told) == answer
+    assert _answer("started_lately", *told) == ("yes" if started else "unknown")
+
+
+@pytest.mark.parametrize(("since", "answer"), [(NOW - 60, "unknown"), (NOW - 600, "no")])
+def test_where_no_limit_is_told_nobody_knows_for_four_minutes_whether_it_is_reached(since: float, answer: str) -> None:
+    """What ran before it began is among them: one that runs now is fewer than eight were."""
+    told = [("llm:running", _of(1), _then(8.0, 1.0, NOW - 60)), ("llm:waiting", _of(1), 5.0)]
+    assert _answer("seats_taken", *told, since=since) == answer
+    assert _answer("seats_taken", *told, ("llm:seats", _of(1), 4.0), since=since) == "no"
+
+
+@pytest.mark.parametrize(("scraped", "answer"), [(True, "yes"), (False, "unknown")])
+def test_of_minutes_without_a_scrape_nobody_knows_what_arrived(scraped: bool, answer: str) -> None:
+    """A rate over samples that are missing is nothing, as that of requests that are."""
+    up: Level = 1.0 if scraped else (lambda times: np.where(times > NOW - 120, np.nan, 1.0))
+    told = [
+        ("up", _of(1), up),
+        ("llm:up", _of(1), 1.0),
+        ("llm:arrivals:rate", _of(1), _then(2.0, 0.0, NOW - 240)),
+        ("gateway_requests_total", {"outcome": "finished"}, _counts(0.0)),
+    ]
+    assert _answer("arrivals_gone", *told, since=NOW - 240) == answer
+
+
+@pytest.mark.parametrize(("liveness", "answer"), [(0.0, "yes"), (1.0, "no")])
+def test_what_its_platform_ended_by_its_probe_did_not_end_by_itself(liveness: float, answer: str) -> None:
+    told = [
+        ("fleet_node_process_up", NODE, _then(1.0, 0.0, NOW - 20)),
+        ("fleet_node_exit_status", NODE, 137.0),
+        ("fleet_provider_reasons", {"kind": "liveness", **NODE}, liveness),
+    ]
+    assert _answer("ended_unasked", *told, scope=NODE) == answer
+
+
+def _judged(tree: str, yes: str, unknown: str = "", scope: dict[str, str] = POOL) -> Diagnosis:
+    """All other questions of the package answered no."""
+    known = builtin_knowledge()
+    assert {*yes.split(), *unknown.split()} <= known.questions.keys()
+    readings = {
+        name: Evidence(
+            name,
+            name,
+            "yes" if name in yes.split() else "unknown" if name in unknown.split() else "no",
+            why_unknown=NO_DATA,
+        )
+        for name in known.questions
+    }
+    return judge(known, [tree], [], scope, SeriesStore(), NOW, known=readings)
+
+
+def test_an_order_of_an_hour_ago_ends_no_process_three_times() -> None:
+    assert (
+        _judged("node", "silent process_ended ends_again ended_thrice restarted_by_us", scope=NODE).cause
+        == "crash_loop"
+    )
+
+
+def test_clients_that_hang_up_on_longer_prompts_that_are_read_as_soon_as_ever_are_no_matter_of_the_prompts() -> None:
+    assert _judged("errors", "clients_hang_up prompts_longer").cause == "client_disconnects"
+
+
+def test_a_node_that_is_left_out_by_its_probe_may_have_read_more_than_its_peers() -> None:
+    seen = "gateway_ejects nodes_work fell_far_behind peers_slower_than_before queue_waits ttft_up"
+    assert _judged("gateway", seen).cause == "probe_too_strict"
+
+
+def test_beside_a_straggler_whose_host_and_card_tell_nothing_its_host_is_looked_at_next() -> None:
+    seen = "steps_slower fell_behind slower_beyond_work"
+    unknown = "host_steals host_loaded gpu_clock_low gpu_clock_fell"
+    assert _judged("gray", seen, unknown).runner_up == "busy_host"
+
+
+NAMES = ("fell", "late", "told")
+QUESTIONS = {
+    name: Question(name, f"Is {name}?", "vector(1)", None, Limit(">", 0), None, "count", "a test") for name in NAMES
+}
+
+
+@pytest.mark.parametrize(("of_others", "is_named"), [("fell", True), ("late", False)])
+def test_of_causes_of_which_one_is_at_work_by_the_sign_that_all_must_show_the_likeliest_is_named(
+    of_others: str, is_named: bool
+) -> None:
+    cache = frozenset({"cache"})
+    causes = {name: Expectation("{{where}}", cache, ((of_others,),), alone=True) for name in ("routing", "mix")}
+    causes["template"] = Expectation("{{where}}", cache, (("fell",),), prior=1.1, alone=True)
+    readings = {name: Evidence(name, f"Is {name}?", "unknown" if name == "told" else "yes") for name in NAMES}
+    found = judge(Knowledge(QUESTIONS, causes), ["cache"], [], POOL, SeriesStore(), NOW, known=readings)
+    assert (found.cause, found.confidence) == (("template", "likely") if is_named else (None, "unknown"))
+    assert found.runner_up is not None
