@@ -119,7 +119,7 @@ class Diagnosing:
         return before
 
     def _is_anothers(self, incident: Incident, others: Sequence[Incident], its: _Located) -> bool:
-        """Whether a node's own incident, which began long after this one, tells of what was found: what stands here
+        """Whether a node's own incident, which began after this one, tells of what was found: what stands here
         is not replaced by it."""
         if incident.diagnosis is None or incident.diagnosis.cause is None or its.nodes is None:
             return False

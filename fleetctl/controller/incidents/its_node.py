@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
-from diagnostics.grouping import NEAR_S
 from diagnostics.incident import Incident
 from diagnostics.scope import Nodes, node_scope
 from fleetctl.controller.content.content import Content
 
 MAX_NODES_ASKED = 8  # each is judged by itself: of a verdict's time
+LATER_S = 30.0  # beyond what two onsets are apart by how they are read
 ONE_OF_THEM = "a node of "  # how a title says that one node has it; its begin may be a sentence's
 
 
@@ -31,19 +31,23 @@ def is_of_a_later_one(
     incident: Incident, others: Iterable[Incident], suspects: Collection[str], having: Collection[str]
 ) -> bool:
     """Whether what "a node of" the incident's place is said to have is told by incidents of single nodes that began
-    long after this one: it is not what this one began with. `having`: the suspects that have it by themselves; where
+    after this one: it is not what this one began with. `having`: the suspects that have it by themselves; where
     none has, it is of one that has something else."""
     later = {
         other.scope.get("node")
         for other in others
-        if other.id != incident.id and other.part_of != incident.id and _began(other) - _began(incident) > NEAR_S
+        if other.id != incident.id and other.part_of != incident.id and _began(other) - _began(incident) > LATER_S
     }
     its = set(having) or later.intersection(suspects)
     return bool(its) and its <= later
 
 
 def _began(incident: Incident) -> float:
-    return incident.opened_at if incident.onset_at is None else incident.onset_at
+    """By its alerts or by what its series show, whichever is first: a node that slows down little by little shows it
+    in a pool's alerts first."""
+    found = incident.diagnosis
+    told = (incident.onset_at, found.onset if found is not None else None, incident.opened_at)
+    return min(at for at in told if at is not None)
 
 
 def named(title: str, node: str, place: str) -> str:
