@@ -99,7 +99,7 @@ def impact_words(impact: Impact) -> str:
     elif at_nodes is not None:
         words.append(_ttft_words(at_nodes, impact.objective_ttft_s))
     if impact.slo_minutes:  # by what nodes tell, whichever clock the worst is of
-        words.append(f"{format_seconds(60 * impact.slo_minutes)} beyond that")
+        words.append(f"for {format_seconds(60 * impact.slo_minutes)} in all")
     if impact.door_words and not impact.no_gateway_words:  # which tells the same, with a number
         words.append(impact.door_words)
     return ", ".join(words) or "not known"

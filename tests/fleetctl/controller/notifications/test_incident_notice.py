@@ -17,7 +17,7 @@ from fleetctl.controller.notifications.incident_notice import impact_words
         ),
         (
             Impact(requests=43, lost=2, p99_ttft_worst_s=4.0, objective_ttft_s=2.5, slo_minutes=0.7),
-            "2 of 43 requests lost, p99 TTFT up to 4.0 s, beyond the promised 2.5 s, 42 s beyond that",
+            "2 of 43 requests lost, p99 TTFT up to 4.0 s, beyond the promised 2.5 s, for 42 s in all",
         ),
         (
             Impact(
@@ -32,7 +32,7 @@ from fleetctl.controller.notifications.incident_notice import impact_words
                 gateway_ends=1,
             ),
             "1 of 9 requests lost, about 11 more found no gateway (4.14/s came before, for 2.7 s; counted by nobody),"
-            " p99 TTFT up to 4.0 s, beyond the promised 2.5 s (at the gateway), 42 s beyond that",
+            " p99 TTFT up to 4.0 s, beyond the promised 2.5 s (at the gateway), for 42 s in all",
         ),
         (
             Impact(why_not_counted="the gateway was not scraped before it began", p99_ttft_worst_s=0.03),
