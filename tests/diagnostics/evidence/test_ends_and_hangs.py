@@ -189,3 +189,10 @@ def test_of_nodes_that_a_controller_that_stood_still_has_not_looked_at_yet_none_
     for scope in ({"pool": "chat"}, {}):
         found = read_all(question, scope, store_query(store, NOW + 2), asked)["most_processes_ended"]
         assert (found.answer, found.value) == ("no", pytest.approx(1 / 3))
+
+
+@pytest.mark.parametrize(("reason", "answer"), [("reset", "yes"), ("slow", "unknown")])
+def test_a_node_that_is_left_out_as_slow_fails_no_probe(reason: str, answer: str) -> None:
+    """Two nodes that were slower than a new one: "nodes that work are taken out because their probes fail"."""
+    out = _store({"gateway_node_ejected": [ALWAYS], "llm:up": [ALWAYS]}, reason=reason)
+    assert _answer("gateway_ejects", out) == answer
