@@ -12,10 +12,11 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
 from diagnostics.evidence.judge import Knowledge, diagnose
-from diagnostics.incident import FiredAlert, Incident, by_gravity, told_elsewhere, with_diagnosis
+from diagnostics.incident import FiredAlert, Incident, by_gravity, onset_of, told_elsewhere, with_diagnosis
 from diagnostics.tree import Tree, tree_for_alert
 
 DEFAULT_TREE = "latency"
+LATER_S = 30.0  # beyond what two onsets are apart by how they are read
 LAST_LOOK_S = 15.0  # a rule is evaluated so often: before its alert ended
 
 
@@ -57,12 +58,15 @@ def _without_tree(
     told: frozenset[str],
 ) -> Diagnosis:
     """An alert that says nothing of what is wrong does not hide it: the cause of the symptoms there, unless another
-    incident was given it. Of the fleet as a whole nobody looks around for it: such alerts are of what watches.
+    incident was given it, or it began after the alert. Of the fleet as a whole nobody looks around for it: such alerts
+    are of what watches.
     """
     first = by_gravity(alerts)[0]
     word = replace(undiagnosed(first.name, no_tree.get(first.name), first.labels), at=now)
     seen = look_around(knowledge, trees, scope, store, now) if scope else word
-    if seen.cause is None or seen.cause in told:
+    began = onset_of(first)
+    is_later = began is not None and seen.onset is not None and seen.onset - began > LATER_S
+    if seen.cause is None or seen.cause in told or is_later:
         return word
     return replace(seen, not_known=(*seen.not_known, word.title))
 

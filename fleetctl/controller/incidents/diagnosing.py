@@ -121,7 +121,7 @@ class Diagnosing:
     def _is_anothers(self, incident: Incident, others: Sequence[Incident], its: _Located) -> bool:
         """Whether a node's own incident, which began after this one, tells of what was found: what stands here
         is not replaced by it."""
-        if incident.diagnosis is None or incident.diagnosis.cause is None or its.nodes is None:
+        if incident.diagnosis is None or its.nodes is None:
             return False
         suspects = nodes_in_scope(incident.scope, self._known_nodes())
         return is_of_a_later_one(incident, others, suspects, its.nodes)

@@ -8,11 +8,11 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
 from diagnostics.incident import Incident
+from diagnostics.inquiry import LATER_S
 from diagnostics.scope import Nodes, node_scope
 from fleetctl.controller.content.content import Content
 
 MAX_NODES_ASKED = 8  # each is judged by itself: of a verdict's time
-LATER_S = 30.0  # beyond what two onsets are apart by how they are read
 ONE_OF_THEM = "a node of "  # how a title says that one node has it; its begin may be a sentence's
 
 

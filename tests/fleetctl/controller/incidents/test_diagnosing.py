@@ -216,9 +216,9 @@ async def test_a_cause_that_stays_likely_is_said_since_it_was_first_so_that_its_
         assert said == [("prefix_cache_broken", "likely", onset + 30)] * 3
 
 
-@pytest.mark.parametrize("later_s", [50, 360])
+@pytest.mark.parametrize(("later_s", "cause"), [(50, "gateway_crash"), (360, "gateway_crash"), (50, None)])
 async def test_what_a_nodes_own_incident_tells_later_takes_no_older_one_of_the_fleet_over(
-    tmp_path: Path, later_s: int
+    tmp_path: Path, later_s: int, cause: str | None
 ) -> None:
     """Of requests lost at a killed gateway it was said six minutes later that "a node of the fleet is down", and of a
     pool with too much work, as one of its nodes was killed 44 s later."""
@@ -228,7 +228,7 @@ async def test_what_a_nodes_own_incident_tells_later_takes_no_older_one_of_the_f
             controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
         fill(controller, clock, 900, 3, node_1=IS_UP, node_2=IS_UP, node_3=IS_UP)
         lost = replace(make_alert("LLMRequestsLost", clock.now(), "ticket"), labels={}, fingerprint="lost")
-        stands = Diagnosis("errors", "gateway_crash", "The gateway ended", "confirmed", at=clock.now())
+        stands = Diagnosis("errors", cause, "The gateway ended", "confirmed" if cause else "unknown", at=clock.now())
         fleet = replace(open_incident(lost, clock.now()), diagnosis=stands)
         await controller.book.store_incident(fleet)
         fill(controller, clock, later_s, 3, node_1=IS_UP, node_2=IS_UP, node_3=IS_UP)
@@ -241,8 +241,27 @@ async def test_what_a_nodes_own_incident_tells_later_takes_no_older_one_of_the_f
         assert named["LLMNodeDown"] is not None
         assert named["LLMNodeDown"].cause == "node_down"
         assert named["LLMRequestsLost"] is not None
-        assert named["LLMRequestsLost"].cause == "gateway_crash"
+        assert named["LLMRequestsLost"].cause == cause
         assert named["LLMRequestsLost"].then_found == "", "nor is it told as what was found since"
+
+
+@pytest.mark.parametrize(("before_s", "cause"), [(-20, "slow_node"), (100, None)], ids=["of the fault", "older"])
+async def test_an_alert_that_says_itself_what_is_wrong_is_not_told_of_what_began_after_it(
+    tmp_path: Path, before_s: int, cause: str | None
+) -> None:
+    """Of an objective that cannot be measured it was said that a node is slow, which began a minute later."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=3), NoProvider(), clock) as controller:
+        for row in await controller.database.read(list_nodes):
+            controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
+        fill(controller, clock, 900, 3)
+        alert = make_alert("LLMObjectiveUnmeasured", clock.now() - before_s, "ticket")
+        fill(controller, clock, 90, 3, node_1=SLOW)
+        await controller.book.store_incident(open_incident(replace(alert, labels={"pool": "default"}), clock.now()))
+        await controller.diagnosing.diagnose_incidents()
+        (standing,) = controller.book.open_incidents()
+        assert standing.diagnosis is not None
+        assert standing.diagnosis.cause == cause
 
 
 async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp_path: Path) -> None:
