@@ -21,7 +21,10 @@ _KINDS = {
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"),
         *("ContainerCannotRun", "PostStartHookError", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"),
     },
-    SignKind.UNSCHEDULED: {"Unschedulable", "FailedScheduling", "SchedulingGated"},
+    SignKind.UNSCHEDULED: {
+        *("Unschedulable", "FailedScheduling", "SchedulingGated"),
+        *("UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "NodePorts"),  # its kubelet refuses it
+    },
     SignKind.CRASH: {"CrashLoopBackOff", "BackOff"},
     SignKind.EVICTED: {
         *("Evicted", "Preempted", "Preempting", "PreemptionByScheduler", "DeletionByTaintManager"),
@@ -29,6 +32,7 @@ _KINDS = {
     },
 }
 _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
+_REFUSED_FOR_LACK = "OutOf"  # of a kubelet, with what it lacks: OutOfcpu, OutOfnvidia.com/gpu
 _ORDINARY_END = ("", "Error", "Completed")
 _ORDINARY_WAIT = ("ContainerCreating", "PodInitializing")
 
@@ -70,7 +74,7 @@ def _of_events(pod: Pod, events: Iterable[Event], now: float) -> Iterator[Sign]:
 
 
 def _sign(word: str, message: str = "") -> Sign:
-    kind = _KIND_OF.get(word, SignKind.OTHER)
+    kind = _KIND_OF.get(word, SignKind.UNSCHEDULED if word.startswith(_REFUSED_FOR_LACK) else SignKind.OTHER)
     if word == "Unhealthy" and message.startswith("Liveness"):  # of a readiness probe it is a part of every start
         kind = SignKind.LIVENESS
     return Sign(word, kind, message[:MAX_MESSAGE_CHARS])

@@ -120,6 +120,13 @@ def test_a_pod_that_no_machine_takes_has_the_schedulers_words() -> None:
     ]
 
 
+@pytest.mark.parametrize("word", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu", "TopologyAffinityError"])
+def test_a_pod_that_its_machine_refuses_is_taken_by_none(word: str) -> None:
+    refused = pod(phase="Failed", reason=word, message="Pod was rejected: Allocate failed due to device plugin")
+    assert words(refused) == [(word, "unscheduled")]
+    assert words(pod(phase="Failed", reason="OOMKilled"))[0][1] == "memory"
+
+
 def test_warnings_of_the_last_minutes_count_while_the_pod_does_not_get_on() -> None:
     waits = container(RUNS)
     assert words(waits, event("FailedMount")) == [("FailedMount", "config")]
