@@ -107,8 +107,8 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 
 ## Diagnosis
 
-{% if diagnosis and diagnosis.tree %}
-Tree {{ diagnosis.tree | code }}, evidence of {{ walked_at | utc }}\
+{% if diagnosis and (diagnosis.tree or diagnosis.evidence) %}
+{{ "Tree " ~ (diagnosis.tree | code) if diagnosis.tree else "What was seen where no tree explains its alerts" }}, evidence of {{ walked_at | utc }}\
 {% if incident.handling.correction %}, by which the verdict that was wrong was named{% endif %}.
 {% if diagnosis.onset is not none %}
 

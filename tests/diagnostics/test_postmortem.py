@@ -272,6 +272,15 @@ def test_the_evidence_is_that_by_which_the_cause_was_named_and_not_of_an_inciden
     assert "1.1" not in text
 
 
+def test_evidence_that_was_read_without_a_tree_is_on_the_page_too() -> None:
+    """Of a long prompt: "Cause: long_context_outlier (confirmed)", and "Diagnosis: None."."""
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    text = page(diagnosis=diagnosis.model_dump() | {"tree": ""})
+    assert "What was seen where no tree explains its alerts, evidence of 2023-11-14 22:13:21." in text
+    assert "| Are its steps slower? | yes | 3.4× |" in text
+
+
 def test_of_an_incident_that_goes_on_the_page_says_what_is_read_now() -> None:
     """Of a node that took 7.5 times as long for an hour it said 2.4 times, as in its third second."""
     diagnosis = make_record().diagnosis

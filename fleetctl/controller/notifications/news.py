@@ -64,7 +64,9 @@ def _all_of(incident: Incident, runs: Sequence[Run], before: Mapping[str, str]) 
     if incident.part_of is not None:
         found.append(News(PART_OF, incident.part_of, f"it is part of {incident.part_of}"))
     for run in sorted(runs, key=lambda one: one.created_at):
-        if not run.dry_run:
+        # What ended before it came back did not keep it away: "mitigated" is no news of it.
+        is_old = incident.reopened and run.status.is_terminal and run.updated_at < incident.clock_began_at
+        if not (run.dry_run or is_old):
             found.append(_of_run(run, diagnosis.title if diagnosis is not None else ""))
             if run.question:
                 found.append(News(f"question {run.id}", run.question, f"{run.title} asks: {run.question}"))

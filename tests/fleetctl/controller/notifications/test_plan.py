@@ -103,6 +103,22 @@ def test_who_was_told_hears_the_end_even_where_no_route_names_him_any_more() -> 
     assert kinds(world.turn()) == ["resolved"]
 
 
+def test_what_mended_it_the_last_time_is_no_news_of_one_that_comes_back() -> None:
+    """ "Mitigated: reroute-long-context is done" came a second after it was there again."""
+    world = World(make_settings(pager()))
+    incident = world.put(make_incident())
+    world.turn()
+    helped = make_run(RunStatus.SUCCEEDED, incident_id=incident.id)
+    world.runs[incident.id] = (replace(helped, updated_at=world.now),)
+    world.put(resolved(incident))
+    world.turn()
+    world.now += 60.0
+    world.put(replace(incident, reopened=1, clock_at=world.now))
+    (told,) = world.turn()
+    assert told.notice.news[0] == "it came back"
+    assert not any("mitigated" in one for one in told.notice.news)
+
+
 def test_one_that_comes_back_is_a_new_thread_and_is_resolved_there() -> None:
     world = World(make_settings(pager()))
     incident = world.put(make_incident())
