@@ -45,7 +45,8 @@ It began {{ began_at | utc }}\
 | finished | {{ impact.finished | known }} |
 | moved to another node | {{ impact.moved | known }} |
 | lost | {{ impact.lost | known }}\
-{% if impact.no_gateway_s and impact.found_no_gateway != 0 and impact.lost is not none %}, and those that found no gateway{% endif %} |
+{% if impact.no_gateway_s and impact.found_no_gateway != 0 and impact.lost is not none %}\
+, and those that found no gateway{% endif %} |
 {% if impact.lost_by_reason %}
 | lost, by reason | {{ impact.lost_by_reason | pairs }} |
 {% endif %}
@@ -108,7 +109,8 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 ## Diagnosis
 
 {% if diagnosis and (diagnosis.tree or diagnosis.evidence) %}
-{{ "Tree " ~ (diagnosis.tree | code) if diagnosis.tree else "What was seen where no tree explains its alerts" }}, evidence of {{ walked_at | utc }}\
+{% if diagnosis.tree %}Tree {{ diagnosis.tree | code }}{% else %}\
+What was seen where no tree explains its alerts{% endif %}, evidence of {{ walked_at | utc }}\
 {% if incident.handling.correction %}, by which the verdict that was wrong was named{% endif %}.
 {% if diagnosis.onset is not none %}
 
