@@ -103,6 +103,17 @@ def test_prompts_are_read_slowly_where_neither_length_nor_hits_explain_it(
     assert answer("reads_slower", series) == said
 
 
+def test_where_steps_are_as_slow_as_prompts_it_is_not_the_reading() -> None:
+    series = {
+        "llm:up": [ALWAYS] * 3,
+        "llm:first_tokens:rate": [ALWAYS] * 3,
+        "llm:prefill_seconds:mean": [since(0.3, 0.9)] * 3,
+        "llm:prompt_tokens:rate": [1000.0 * ALWAYS] * 3,
+        "llm:step_seconds:mean": [since(0.02, 0.06)] * 3,
+    }
+    assert answer("reads_slower", series) == "no"
+
+
 def test_one_node_that_reads_slowly_is_not_all_of_them() -> None:
     series = {
         "llm:up": [ALWAYS] * 3,
