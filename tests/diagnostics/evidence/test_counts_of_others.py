@@ -307,6 +307,21 @@ def test_tail_of_one_node_rests_on_a_hundred_first_tokens(per_s: float, answer: 
     assert _answer("tail_of_one", *told) == answer
 
 
+def test_node_that_is_restarted_is_no_excuse_for_requests_that_the_gateway_lost() -> None:
+    def _told(failed: float) -> list[tuple[str, Mapping[str, str], Level]]:
+        return [
+            ("llm:up", _node("a", "vllm"), _then(1.0, 0.0)),
+            ("llm:up", _node("b", "vllm"), 1.0),
+            ("gateway_requests_total", {"node": "a", "outcome": "failed"}, lambda since: failed * np.maximum(since, 0)),
+            ("gateway_requests_total", {"node": "b", "outcome": "finished"}, _counted(2.0)),
+        ]
+
+    assert _answer("errors_up", *_told(0.5)) != "yes", "no node counts them"
+    assert _answer("fails_for_users", *_told(0.5)) == "yes"
+    assert _answer("fails_for_users", *_told(0.0)) == "no"
+    assert {"fails_for_users"} <= set(builtin_knowledge().expectations["maintenance"].hurts)
+
+
 def test_engine_that_tells_nothing_while_nothing_ends_is_believed_with_its_gateway() -> None:
     gone = ("llm:arrivals:rate", _node("a", "trtllm"), lambda since: np.where(since < 0, 4.0, np.nan))
     told = [("llm:up", _node("a", "trtllm"), 1.0), ("llm:prompt_tokens:rate", _node("a"), 4000.0), gone]
