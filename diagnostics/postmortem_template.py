@@ -91,7 +91,8 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 | from | to | time |
 |---|---|---|
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
-| {{ clock_from }} | cause named | {{ durations.to_diagnose_s | span }} |
+| {{ clock_from }} | cause named \
+| {{ durations.to_diagnose_s | span if diagnosis and diagnosis.cause else "none was named" }} |
 | remedy proposed | decided | {{ decided }} |
 | {{ clock_from }} | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | {{ mitigated }} |
 | {{ clock_from }} | resolved | {{ resolved }} |

@@ -272,6 +272,13 @@ def test_the_evidence_is_that_by_which_the_cause_was_named_and_not_of_an_inciden
     assert "1.1" not in text
 
 
+def test_where_no_cause_was_named_no_time_is_told_in_which_it_was() -> None:
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    text = page(diagnosis=diagnosis.model_dump() | {"cause": None, "title": "it says itself what is wrong"})
+    assert "| incident opened | cause named | none was named |" in text
+
+
 def test_evidence_that_was_read_without_a_tree_is_on_the_page_too() -> None:
     """Of a long prompt: "Cause: long_context_outlier (confirmed)", and "Diagnosis: None."."""
     diagnosis = make_record().diagnosis
