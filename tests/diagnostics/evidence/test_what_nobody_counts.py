@@ -144,3 +144,20 @@ def test_an_xid_of_a_quarter_of_an_hour_ago_counts_where_its_node_is_slow_since(
         "llm:step_seconds:mean": [since(0.02, slow), 0.02 * ALWAYS, 0.02 * ALWAYS],
     }
     assert answer("gpu_xid", series) == said
+
+
+@pytest.mark.parametrize(
+    ("of_node_1", "said"),
+    [(since(0.4, 22.0), "yes"), (since(0.4, 1.1), "no"), (22.0 * ALWAYS, "no"), (since(0.4, 0.9), "no")],
+    ids=["far later than ever", "later, and no three times", "as always", "within its promise"],
+)
+def test_what_the_users_of_one_node_wait_for_is_a_symptom_though_no_alert_tells_of_a_request_a_minute(
+    of_node_1: Floats, said: AnswerWord
+) -> None:
+    series = {
+        "llm:up": [ALWAYS] * 3,
+        "llm:ttft_seconds:mean": [0.4 * ALWAYS, of_node_1, 0.4 * ALWAYS],
+        "llm:objective_ttft_seconds": [ALWAYS],
+    }
+    assert answer("node_promise_broken", series) == said
+    assert builtin_knowledge().questions["node_promise_broken"].symptom
