@@ -39,6 +39,7 @@ DOUBTED_FROM = 0.8  # where an answer speaks against it
 FAMILY_FROM = 0.8
 LIKELIEST_FROM = 0.25
 RUNNER_UP_FROM = 0.02
+RARE_UNTIL = 0.02  # a sign that is so rare where nothing that expects it is at work
 ONSET_STEP_S = 15.0
 YOUNG_STEP_S = (
     5.0  # of a record's first minutes: where it began in them, a minute of past is twelve samples (MIN_BEFORE)
@@ -444,6 +445,10 @@ def _unnamed(ranking: Ranking, knowledge: Knowledge, readings: Readings) -> Diag
     if readings and all(one.answer == "unknown" for one in readings.values()):
         return Diagnosis("", None, "Could not look: no question had a fresh answer")
     candidates = [name for one in ranking.fits if len(one.causes) == 1 for name in one.causes][:2]
+    expecting = _expecting_what_is_rare(knowledge, readings)
+    if_told = {name: one for name, one in {**ranking.untold, **ranking.if_told}.items() if name in expecting}
+    if if_told:
+        candidates = list(dict.fromkeys((max(if_told, key=lambda name: (if_told[name], name)), *candidates)))[:2]
     title = "No known cause fits what was measured"
     if candidates:
         title += f"; nearest: {' or '.join(candidates)}"
@@ -457,6 +462,24 @@ def _unnamed(ranking: Ranking, knowledge: Knowledge, readings: Readings) -> Diag
         runner_up_probability=ranking.probability_of(runner) if runner else None,
         tells_apart=f"It would help to know: {' '.join(wanted)}" if wanted else "",
     )
+
+
+def _expecting_what_is_rare(knowledge: Knowledge, readings: Readings) -> set[str]:
+    """The causes that may bring about what is hardly ever seen, and is: told or not.
+
+    A sign that a cause must show is its own: whoever else may show it is no nearer.
+    """
+    own = {name for one in knowledge.expectations.values() for group in one.must for name in group}
+    rare = {
+        name
+        for name, one in readings.items()
+        if one.answer == "yes" and knowledge.questions[name].base <= RARE_UNTIL and name not in own
+    }
+    return {
+        name
+        for name, one in knowledge.expectations.items()
+        if any(one.yes_rates.get(sign, 0.0) > knowledge.questions[sign].base for sign in rare)
+    }
 
 
 def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> list[str]:

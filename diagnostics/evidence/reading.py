@@ -139,6 +139,11 @@ def can_be_told(one: Evidence) -> bool:
     return one.answer != "unknown" or one.why_unknown.startswith((BETWEEN, TOO_EARLY))
 
 
+def is_told_by_now(one: Evidence) -> bool:
+    """Whether somebody tells what is asked, and it is not too early for it to show."""
+    return can_be_told(one) and not one.why_unknown.startswith(TOO_EARLY)
+
+
 def day_ends_at(now: float, ago_s: float) -> float:
     """Where the past of a day so long ago ends."""
     return now - ago_s + HALF_PAST_S

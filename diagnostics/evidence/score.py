@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import combinations
 
 from diagnostics.evidence.question import Question
-from diagnostics.evidence.reading import Readings, can_be_told
+from diagnostics.evidence.reading import Readings, is_told_by_now
 from diagnostics.expectation import OFTEN_YES, ONE_OF_YES, Expectation
 
 TEMPERATURE = 2.0
@@ -188,8 +188,8 @@ def _of_the_alerts(
 
 
 def _is_told(one: Expectation, readings: Readings) -> bool:
-    """Whether anything of what it must show can be told here."""
-    return any(name in readings and can_be_told(readings[name]) for group in one.must for name in group)
+    """Whether anything of what it must show can be told here by now."""
+    return any(name in readings and is_told_by_now(readings[name]) for group in one.must for name in group)
 
 
 def _ended(one: Expectation, known: Mapping[str, bool]) -> list[str]:

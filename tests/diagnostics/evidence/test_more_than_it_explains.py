@@ -168,6 +168,50 @@ def test_beside_a_straggler_whose_host_and_card_tell_nothing_its_host_is_looked_
     assert _judged("gray", seen, unknown).runner_up == "busy_host"
 
 
+@pytest.mark.parametrize(("status", "answer"), [(-11.0, "yes"), (143.0, "no"), (None, "no")])
+def test_a_status_of_a_fault_is_told_of_a_process_and_not_of_a_machine_that_is_gone(
+    status: float | None, answer: str
+) -> None:
+    told = [("fleet_node_process_up", NODE, _then(1.0, 0.0, NOW - 20))]
+    told += [("fleet_node_exit_status", NODE, status)] if status is not None else []
+    assert _answer("ended_with_status", *told, scope=NODE) == answer
+
+
+@pytest.mark.parametrize(("since", "answer"), [(NOW - 30, "unknown"), (NOW - 900, "no")])
+def test_one_end_is_no_loop_yet_and_none_only_after_ten_minutes(since: float, answer: str) -> None:
+    told = [("fleet_node_process_up", NODE, _then(1.0, 0.0, NOW - 30)), ("fleet_node_exit_status", NODE, 1.0)]
+    assert _answer("ends_again", *told, scope=NODE, since=since) == answer
+    assert _answer("ended_thrice", *told, scope=NODE, since=since) == answer
+
+
+def test_next_beside_a_process_that_ended_with_a_fault_is_that_it_will_again() -> None:
+    seen, machine = "silent process_ended ended_unasked gone_for_others", "machine_silent machine_short machine_faulty"
+    too_early = "core_dies_often core_died errors_up ends_again ended_thrice"
+    assert _judged("node", f"{seen} ended_with_status", f"{machine} {too_early}", NODE).runner_up == "crash_loop"
+    assert _judged("node", seen, f"{machine} core_dies_often", NODE).runner_up == "machine_unhealthy"
+
+
+def test_where_requests_wait_without_work_and_nobody_tells_adapters_they_are_nearest() -> None:
+    seen = "queue_waits ttft_up waits_without_work"
+    found = _judged("latency", seen, "adapters_wait adapter_slots_full kv_reserved kv_capacity_fell seats_lowered")
+    assert (found.cause, found.runner_up) == (None, "adapter_cold")
+    fewer = _judged("capacity", "nodes_fewer", "queue_waits ttft_median_up running_up pod_unscheduled")
+    assert (fewer.cause, fewer.runner_up) == (None, "capacity_lost"), "which must show it, where nobody tells pods"
+
+
+@pytest.mark.parametrize("hurt", ["", "ended_and_back"])
+def test_a_start_passes_by_itself_where_it_did_not_end_by_itself(hurt: str) -> None:
+    found = _judged("node", f"loading started_lately started_after_peers {hurt}", scope=NODE)
+    assert found.title.startswith("Nothing is wrong") == (not hurt)
+
+
+def test_nodes_that_miss_scrapes_by_turns_are_not_silent_at_once() -> None:
+    seen = "most_silent no_node_answers silent scrapes_fail answers_flap nodes_work"
+    assert _judged("gateway", seen).cause != "downstream"
+    assert _judged("gateway", "most_silent no_node_answers silent").cause == "downstream"
+    assert builtin_knowledge().questions["scrapes_fail"].symptom, "nobody is alerted of it while scrapes succeed"
+
+
 NAMES = ("fell", "late", "told")
 QUESTIONS = {
     name: Question(name, f"Is {name}?", "vector(1)", None, Limit(">", 0), None, "count", "a test") for name in NAMES
