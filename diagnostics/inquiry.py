@@ -11,7 +11,8 @@ from dataclasses import replace
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, undiagnosed
 from diagnostics.evidence.calm import look_around
-from diagnostics.evidence.judge import Knowledge, diagnose
+from diagnostics.evidence.judge import diagnose
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.incident import FiredAlert, Incident, by_gravity, onset_of, told_elsewhere, with_diagnosis
 from diagnostics.tree import Tree, tree_for_alert
 

@@ -18,7 +18,8 @@ from alerts.promql import Query, parse
 from alerts.promql.nodes import fixed_reach_ms, metric_names
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, with_pool
+from diagnostics.evidence.judge import with_pool
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import OTHER_DAYS, day_ends_at, on_other_days
 from diagnostics.past import Past, PastVerdict, Said, reading_group

@@ -21,7 +21,7 @@ from alerts.sample import MISSING, STALE_NAN, STALE_NAN_BITS
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.seen_changes import QUERIES as CHANGE_QUERIES
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from diagnostics.inquiry import diagnose_incidents

@@ -25,7 +25,7 @@ from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, RecordedSeries
 from diagnostics.course import Course, Pace
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.grouping import group_alerts
 from diagnostics.incident import (
     Incident,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diagnostics.cause import Cause
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.expectation import NEVER_YES
 from diagnostics.query import sample_query
 from diagnostics.tree import CONTINUE, END, Tree

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from diagnostics.drawing import BRANCHES, mermaid_text
 from diagnostics.drawing import mermaid as walked_mermaid
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.expectation import Expectation
 from diagnostics.tree import CONTINUE, END, Tree

@@ -8,7 +8,7 @@ from alerts.series.store import SeriesStore
 from diagnostics.cause import Cause, builtin_causes
 from diagnostics.diagnosis import Diagnosis
 from diagnostics.evidence.calm import look_around
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.grouping import Kinds
 from diagnostics.incident import Incident
 from diagnostics.inquiry import diagnose_alerts

@@ -11,8 +11,10 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import AGED_S, TRAFFIC, Knowledge, asked_at, judge, kept_since, onset_of_series
+from diagnostics.evidence.judge import TRAFFIC, judge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.reading import read_all
+from diagnostics.evidence.symptom_onset import AGED_S, asked_at, kept_since, onset_of_series
 from diagnostics.query import store_query
 from diagnostics.scope import scope_text
 from diagnostics.tree import Tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagnostics.cause import builtin_causes
 from diagnostics.cause_pages import INDEX, MADE_BY, cause_pages
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from tests.fixtures import ROOT
 
 FOLDER = ROOT / "docs" / "causes"

@@ -10,7 +10,7 @@ from alerts.evaluation.builtin import builtin_rule_files
 from alerts.evaluation.rules import load_rule_files
 from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Evidence, undiagnosed
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.score import Ranking, rank_causes
 from diagnostics.tree import Tree, tree_for_alert
 from diagnostics.tree_file import builtin_no_tree_file, builtin_tree_files, load_no_tree, load_trees

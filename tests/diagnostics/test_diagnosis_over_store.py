@@ -15,8 +15,8 @@ from alerts.series.store import SeriesStore
 from diagnostics.blackbox import BlackBox, read, record_series, write
 from diagnostics.cause import builtin_causes
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import builtin_knowledge
 from diagnostics.evidence.judge import diagnose as judge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import AskedAt, store_query
 from diagnostics.replay import replay

@@ -10,7 +10,7 @@ from alerts.evaluation.builtin import builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
 from alerts.review.coverage import answering_engines
 from diagnostics.cause import Cause
-from diagnostics.evidence.judge import Knowledge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.expectation import Expectation
 from diagnostics.tree import CONTINUE, END, Limit, Tree, Verdict

@@ -12,7 +12,7 @@ from typing import Literal
 
 from alerts.evaluation.rules import RuleGroup
 from diagnostics.cause import Cause
-from diagnostics.evidence.judge import Knowledge, knowledge_of
+from diagnostics.evidence.knowledge import Knowledge, knowledge_of
 from diagnostics.evidence.question import Question
 from diagnostics.tree import Tree
 from fleetctl.kit.errors import BadInputError

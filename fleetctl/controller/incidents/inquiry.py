@@ -12,7 +12,8 @@ from alerts.series.store import SeriesStore
 from diagnostics.content_file import unknown
 from diagnostics.diagnosis import Diagnosis, Evidence, undiagnosed
 from diagnostics.evidence.calm import look_around
-from diagnostics.evidence.judge import AGED_S, diagnose, has_always_stood, kept_since
+from diagnostics.evidence.judge import diagnose
+from diagnostics.evidence.symptom_onset import AGED_S, has_always_stood, kept_since
 from diagnostics.incident import FiredAlert, by_gravity, fired_alert, onset_of
 from diagnostics.inquiry import onsets_elsewhere
 from diagnostics.scope import PLACES, node_scope, nodes_in_scope, scope_contains, scope_of, shared_places

@@ -10,7 +10,7 @@ from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import AlertingRule, load_rule_files
 from alerts.promql import parse
 from alerts.promql.nodes import Binary, Node, Selector, Subquery, children
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.query import sample_query
 from tests.fixtures import DATA, ROOT
 

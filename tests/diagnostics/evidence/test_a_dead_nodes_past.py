@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from alerts.sample import STALE_NAN
 from alerts.series.store import SeriesStore
-from diagnostics.evidence.judge import judge, knowledge_of, onset_of_series
+from diagnostics.evidence.judge import judge
+from diagnostics.evidence.knowledge import knowledge_of
 from diagnostics.evidence.onset import Onset
+from diagnostics.evidence.symptom_onset import onset_of_series
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
 NOW = 1_700_000_100.0

@@ -10,7 +10,8 @@ import pytest
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import builtin_knowledge, diagnose
+from diagnostics.evidence.judge import diagnose
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
 NOW = 1_700_000_000.0

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, judge
+from diagnostics.evidence.judge import judge
+from diagnostics.evidence.knowledge import Knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.expectation import Expectation
 from diagnostics.tree import Limit

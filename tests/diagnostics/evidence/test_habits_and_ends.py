@@ -9,7 +9,7 @@ import pytest
 
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.reading import read_all
 from diagnostics.query import AskedAt, store_query
 

@@ -10,7 +10,8 @@ import pytest
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence
-from diagnostics.evidence.judge import Knowledge, builtin_knowledge, judge
+from diagnostics.evidence.judge import judge
+from diagnostics.evidence.knowledge import Knowledge, builtin_knowledge
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import read_all
 from diagnostics.expectation import Expectation

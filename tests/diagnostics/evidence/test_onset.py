@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from alerts.series.store import SeriesStore
-from diagnostics.evidence.judge import onset_of_series
 from diagnostics.evidence.onset import find_onset
+from diagnostics.evidence.symptom_onset import onset_of_series
 from diagnostics.tree_file import builtin_tree_files, load_trees
 
 STEP_S = 15.0

@@ -9,7 +9,8 @@ from alerts.arrays import Floats
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import builtin_knowledge, judge
+from diagnostics.evidence.judge import judge
+from diagnostics.evidence.knowledge import builtin_knowledge
 
 NOW = 1_700_000_000.0
 AT = np.arange(NOW - 2400, NOW + 1, 5.0)

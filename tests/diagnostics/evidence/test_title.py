@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from diagnostics.diagnosis import Evidence
-from diagnostics.evidence.judge import IF_YES, builtin_knowledge, verdict_title
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.reading import Readings
+from diagnostics.evidence.verdict_title import IF_YES, verdict_title
 from diagnostics.expectation import TITLE_NAMES
 from diagnostics.query import PLACEHOLDER
 

@@ -10,7 +10,7 @@ import pytest
 from alerts.arrays import Floats
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.reading import AskedAt, read_all
 from diagnostics.query import store_query
 

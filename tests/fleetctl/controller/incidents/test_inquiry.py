@@ -9,7 +9,7 @@ import pytest
 
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.evidence.judge import builtin_knowledge
+from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.incident import FiredAlert
 from diagnostics.tree_file import builtin_tree_files, load_trees
 from fleetctl.controller.incidents.inquiry import Inquiry
