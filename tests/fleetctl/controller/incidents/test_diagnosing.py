@@ -180,7 +180,9 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
         assert {(one.question, one.answer) for one in calm.evidence} == {
             ("alerts", "no"),
             ("fell_far_behind", "no"),
+            ("node_promise_broken", "no"),
             ("numbers_missing", "no"),
+            ("scrapes_fail", "no"),
             ("silent", "no"),
             ("queue_waits", "no"),
             ("no_steps", "no"),
