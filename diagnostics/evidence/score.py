@@ -95,7 +95,7 @@ class Ranking:
         first = self.fits[0]
         if not first.causes:
             return first
-        likeliest = max({name for one in self.fits for name in one.causes}, key=self.probability_of)
+        likeliest = max(sorted({name for one in self.fits for name in one.causes}), key=self.probability_of)
         if self.probability_of(likeliest) <= max(map(self.probability_of, first.causes)):
             return first
         return next(one for one in self.fits if likeliest in one.causes)
@@ -198,17 +198,17 @@ def _ended(one: Expectation, known: Mapping[str, bool]) -> list[str]:
 
 
 def _score(rates: Mapping[str, float], known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
-    total = 0.0
+    parts = []  # `fsum`: in whatever order, the sum is the same to the last bit, and what fits alike stays alike
     for name, rate in rates.items():
         if name in known and name in questions:
             base = questions[name].base
             if known[name]:
-                total += math.log(rate / base)
+                parts.append(math.log(rate / base))
             elif (
                 rate > ONE_OF_YES or rate < base
             ):  # that what only may be seen, or another is, is not seen says nothing
-                total += math.log((1 - rate) / (1 - base))
-    return total
+                parts.append(math.log((1 - rate) / (1 - base)))
+    return math.fsum(parts)
 
 
 def _unseen_score(one: Expectation, known: Mapping[str, bool]) -> float:
@@ -218,7 +218,7 @@ def _unseen_score(one: Expectation, known: Mapping[str, bool]) -> float:
 
 
 def _none_score(known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
-    return sum(
+    return math.fsum(
         math.log(max(NONE_YES, questions[name].base) / questions[name].base)
         for name, is_yes in known.items()
         if is_yes and name in questions
@@ -226,7 +226,7 @@ def _none_score(known: Mapping[str, bool], questions: Mapping[str, Question]) ->
 
 
 def _alerts_score(explains: frozenset[str], families: frozenset[str]) -> float:
-    return sum(math.log(EXPLAINED if family in explains else STRAY_ALERT) for family in families)
+    return math.fsum(math.log(EXPLAINED if family in explains else STRAY_ALERT) for family in families)
 
 
 def _pair_score(

@@ -222,3 +222,18 @@ def test_cause_of_which_nothing_is_seen_or_that_much_speaks_against_is_not_doubt
 
     assert doubted("arrivals", "queue")
     assert not doubted("arrivals", "queue", "hit_fell")
+
+
+def test_a_score_is_the_same_to_the_last_bit_in_whatever_order_answers_are_added() -> None:
+    """Which of two that fit alike was named hung on the hash seed of the process."""
+    names = [f"sign_{number}" for number in range(40)]
+    questions = {name: replace(QUESTIONS["slow"], id=name, base=0.01 + 0.017 * i) for i, name in enumerate(names)}
+    readings = {name: Evidence(name, name, "yes") for name in names}
+
+    def score(ordered: list[str]) -> float:
+        cause = Expectation("slow", LATENCY, ((ordered[0],),), often=tuple(ordered[1:20]), may=tuple(ordered[20:]))
+        known = {name: readings[name] for name in ordered}
+        return max(one.score for one in rank_causes({"a": cause}, questions, known, ["latency"], "node").fits)
+
+    again = [names[0], *reversed(names[1:20]), *reversed(names[20:])]
+    assert score(names) == score(again)
