@@ -14,7 +14,7 @@ from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Diagnosis, Evidence, Speaks
 from diagnostics.evidence.changes import CHANGES_QUERY, STARTS_QUERY, recent_changes, seen_untold, starts_untold
 from diagnostics.evidence.knowledge import Knowledge
-from diagnostics.evidence.naming import doubted, named
+from diagnostics.evidence.naming import Look, verdict
 from diagnostics.evidence.onset import Onset, alert_onset
 from diagnostics.evidence.reading import Readings, can_be_told, read_all
 from diagnostics.evidence.score import rank_causes
@@ -92,11 +92,7 @@ def judge(
     read = read_all(left, scope, store_query(store, now), asked_at(onset, store, now))
     readings = {name: known.get(name) or read[name] for name in knowledge.questions}
     ranking = rank_causes(knowledge.expectations, knowledge.questions, readings, trees, kind_of(scope))
-    best = ranking.best
-    age_s = now - onset.at
-    found = named(best, ranking, knowledge, scope, trees, readings, told, age_s) if best.causes else None
-    if found is None or found.confidence == "unknown":
-        found = doubted(ranking, knowledge, scope, trees, readings, told, age_s)
+    found = verdict(ranking, Look(knowledge, scope, trees, readings, told, now - onset.at))
     order = _order(ask, found, knowledge, readings)
     if (expects := _passes_unhurt(found, knowledge, readings)) is not None:
         order += [name for name in expects.hurts if name not in order]

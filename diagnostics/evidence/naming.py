@@ -6,7 +6,7 @@ Of two causes at work one is named first; a cause that something speaks against 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from diagnostics.diagnosis import Confidence, Diagnosis
 from diagnostics.evidence.knowledge import Knowledge
@@ -27,23 +27,35 @@ RARE_UNTIL = 0.02  # a sign that is so rare where nothing that expects it is at 
 MAX_WANTED = 5  # unknown answers that "none of mine" names
 
 
-def named(
-    best: Fit,
-    ranking: Ranking,
-    knowledge: Knowledge,
-    scope: Mapping[str, str],
-    trees: Sequence[str],
-    readings: Readings,
-    told: frozenset[str],
-    age_s: float,
-) -> Diagnosis:
-    """The best hypothesis in words, `age_s` after it began.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a ranking is of."""
+
+    knowledge: Knowledge
+    scope: Mapping[str, str]
+    trees: Sequence[str]  # of the alerts that stand, the gravest first
+    readings: Readings
+    told: frozenset[str]  # causes that other incidents were given
+    age_s: float  # since it began
+
+
+def verdict(ranking: Ranking, look: Look) -> Diagnosis:
+    """What is named; else what is doubted, or that no cause fits."""
+    found = _named(ranking.best, ranking, look) if ranking.best.causes else None
+    return found if found is not None and found.confidence != "unknown" else _doubted(ranking, look)
+
+
+def _named(best: Fit, ranking: Ranking, look: Look) -> Diagnosis:
+    """The best hypothesis in words.
 
     Of two causes at work, one that can be behind the alerts is named first; of such two the one that leads to the
     other; else the one that fits better alone. One of `told` is named alone or not at all: it has an incident.
     """
+    knowledge, readings, told = look.knowledge, look.readings, look.told
     ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
-    elsewhere = {name for name in best.causes if trees and not knowledge.expectations[name].explains & set(trees)}
+    elsewhere = {
+        name for name in best.causes if look.trees and not knowledge.expectations[name].explains & set(look.trees)
+    }
     causes = sorted(
         best.causes,
         key=lambda name: (
@@ -66,9 +78,9 @@ def named(
     return Diagnosis(
         tree="",
         cause=cause,
-        title=verdict_title(expects, knowledge.questions, scope, readings),
+        title=verdict_title(expects, knowledge.questions, look.scope, readings),
         confidence=_confidence(
-            expects, probability, _family_probability(expects, ranking, knowledge, readings), readings, age_s
+            expects, probability, _family_probability(expects, ranking, knowledge, readings), readings, look.age_s
         ),
         probability=probability,
         also=also,
@@ -76,28 +88,20 @@ def named(
         runner_up_probability=runner_probability,
         tells_apart=_tells_apart(cause, runner, ranking, knowledge, readings) if runner is not None else "",
         awaits=_awaits(expects, readings),
-        is_of_one="{{a_node}}" in expects.says and not scope.get("node"),
+        is_of_one="{{a_node}}" in expects.says and not look.scope.get("node"),
     )
 
 
-def doubted(
-    ranking: Ranking,
-    knowledge: Knowledge,
-    scope: Mapping[str, str],
-    trees: Sequence[str],
-    readings: Readings,
-    told: frozenset[str],
-    age_s: float,
-) -> Diagnosis:
+def _doubted(ranking: Ranking, look: Look) -> Diagnosis:
     """Where nothing else fits: what one or two answers speak against, at most likely and not treated; else none."""
     looked = ranking.with_doubted
     best = looked.best
     if len(best.causes) == 1 and best.causes[0] in ranking.doubted:
-        found = named(best, looked, knowledge, scope, trees, readings, told, age_s)
+        found = _named(best, looked, look)
         if found.confidence != "unknown" and (found.probability or 0.0) >= DOUBTED_FROM:
-            against = _speaks_against(best.causes[0], ranking, readings)
+            against = _speaks_against(best.causes[0], ranking, look.readings)
             return replace(found, confidence="likely", awaits=found.awaits or f"something speaks against it: {against}")
-    return _unnamed(looked, knowledge, readings)
+    return _unnamed(looked, look.knowledge, look.readings)
 
 
 def _speaks_against(cause: str, ranking: Ranking, readings: Readings) -> str:

@@ -131,8 +131,7 @@ def rank_causes(
         against = [*ended, *contrary]
         is_seen = [any(known.get(question) for question in group) for group in one.must]
         if not one.only_seen and not against and not _is_told(one, readings):
-            untold[name] = math.log(one.prior) + _score(one.yes_rates, known, questions)
-            untold[name] += _alerts_score(one.explains, families)
+            untold[name] = _in_place(one, _score(one.yes_rates, known, questions), families)
         is_shown = any(is_seen) and (all(is_seen) or not one.only_seen)
         if ended or (contrary and is_shown):
             excluded.append(Excluded(name, against[0]))
@@ -145,14 +144,14 @@ def rank_causes(
         elif len(against) <= MAX_CONTRADICTED and not any(
             questions[name].certain for name in contrary if name in questions
         ):
-            doubted[name] = math.log(one.prior) + _score(one.yes_rates, known, questions) + _unseen_score(one, known)
-            doubted[name] += _alerts_score(one.explains, families) - CONTRADICTED * len(against)
+            signs = _score(one.yes_rates, known, questions) + _unseen_score(one, known)
+            doubted[name] = _in_place(one, signs, families) - CONTRADICTED * len(against)
     rates = {name: one.yes_rates for name, one in pairable.items()}
     scores: dict[tuple[str, ...], float] = {(): math.log(NONE_PRIOR) + _none_score(known, questions)}
     alone = {name: _score(rates[name], known, questions) + _unseen_score(pairable[name], known) for name in pairable}
     if_told: dict[str, float] = {}
     for name, one in taking_part.items():
-        scores[(name,)] = math.log(one.prior) + alone[name] + _alerts_score(one.explains, families)
+        scores[(name,)] = _in_place(one, alone[name], families)
         if_told[name] = scores[(name,)] - _unseen_score(one, known)
     tried = sorted(pairable, key=lambda name: -alone[name])[:MAX_PAIRED]
     for first, second in combinations(tried, 2):
@@ -195,6 +194,11 @@ def _is_told(one: Expectation, readings: Readings) -> bool:
 def _ended(one: Expectation, known: Mapping[str, bool]) -> list[str]:
     """The first question of each `must` group of which all are a fresh no."""
     return [group[0] for group in one.must if all(name in known and not known[name] for name in group)]
+
+
+def _in_place(one: Expectation, signs: float, families: frozenset[str]) -> float:
+    """The score of a cause alone: of its signs, how common it is, and the alerts that stand."""
+    return math.log(one.prior) + signs + _alerts_score(one.explains, families)
 
 
 def _score(rates: Mapping[str, float], known: Mapping[str, bool], questions: Mapping[str, Question]) -> float:
