@@ -10,9 +10,9 @@ from __future__ import annotations
 from numba import njit
 
 from kernels.cpu import attention_vectors
-from kernels.cpu.attention_pairs import addresses_in, look_ahead, pack_keys, pack_values
+from kernels.cpu.attention_pairs import addresses_in, ask, look_ahead, pack_keys, pack_values
 from kernels.cpu.attention_products import BLOCK_TILES, ROWS, scoring, weighing
-from kernels.cpu.attention_tiles import find_slots, prefetch
+from kernels.cpu.attention_tiles import find_slots
 from kernels.cpu.attention_vectors import configure, restore
 from kernels.cpu.dtypes import FLOAT32
 from kernels.cpu.instructions import has_avx512
@@ -40,11 +40,6 @@ _score, _score_asking = (scoring(VECTORS, are_pairs=False, asks=asks) for asks i
 _weigh, _weigh_asking = (weighing(VECTORS, are_pairs=False, asks=asks) for asks in (False, True))
 _weigh_rest = weighing(2, are_pairs=False, asks=False)  # of the last 32 dimensions
 _exponentiate = njit(**EXACT)(attention_vectors.exponentiate)
-
-
-def ask(keys, block):
-    """For the first keys of all, which nothing was multiplied before."""
-    prefetch(block)
 
 
 def load_query(target, source):

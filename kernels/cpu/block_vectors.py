@@ -38,6 +38,7 @@ __all__ = [
     "INT8_WIDE_OFFSETS",
     "PANEL",
     "Blocks",
+    "ScaledSums",
     "ask_ahead",
     "ask_for_lines",
     "block_bytes",
@@ -234,6 +235,35 @@ def _each_column_of_half(
             shift = ir.Constant(_WORDS, [4 * k] * LANES)
             found = [builder.sitofp(builder.and_(builder.lshr(word, shift), low), _FLOATS) for word in words]
             use(builder.add(eight, number(k)), weights(found))
+
+
+class ScaledSums:
+    """Of some rows and vectors of columns, in registers: those of all groups so far, scaled.
+
+    `place`: the target's address, the bytes of a row of it, the first column.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, shape: tuple[int, int], place: tuple[ir.Value, ir.Value, ir.Value]):
+        self._builder, (self._rows, self._vectors) = builder, shape
+        target, stride, first = place
+        self._places = []
+        for i in range(self._rows):
+            row = builder.add(target, builder.mul(stride, stride.type(i)))
+            for j in range(self._vectors):
+                at = builder.add(row, builder.mul(builder.add(first, first.type(LANES * j)), first.type(4)))
+                self._places.append(builder.inttoptr(at, _FLOATS.as_pointer()))
+        zero = ir.Constant(_FLOATS, [0.0] * LANES)
+        self._all = [cgutils.alloca_once_value(builder, zero) for _ in self._places]
+
+    def load(self) -> None:
+        """From the target, to go on with them."""
+        for place, sum_ in zip(self._places, self._all, strict=True):
+            self._builder.store(self._builder.load(place, align=4), sum_)
+
+    def store(self) -> None:
+        """Into the target."""
+        for place, sum_ in zip(self._places, self._all, strict=True):
+            self._builder.store(self._builder.load(sum_), place, align=4)
 
 
 def ask_ahead(

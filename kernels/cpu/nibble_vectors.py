@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels.cpu.block_vectors import GROUP, PANEL, ask_ahead, ask_for_lines, half_floats
+from kernels.cpu.block_vectors import GROUP, PANEL, ScaledSums, ask_ahead, ask_for_lines, half_floats
 from kernels.cpu.byte_vectors import add_dots, split_weights, unsigned_parts
 from kernels.cpu.vector import LANES, fuse, load_words, splat
 
@@ -152,7 +152,7 @@ def unpack_nibbles(context, blocks, groups, target):
     return types.void(*[types.intp] * 3), generate
 
 
-class _Sums:
+class _Sums(ScaledSums):
     """Of some rows and vectors of columns, in registers: a group's whole numbers, and those of all groups, scaled."""
 
     def __init__(
@@ -162,25 +162,9 @@ class _Sums:
         place: tuple[ir.Value, ir.Value, ir.Value],
         begins: tuple[ir.Value, ir.Value],
     ):
-        self._builder, (self._rows, self._vectors), self._begins = builder, shape, begins
-        target, stride, first = place
-        self._places = []
-        for i in range(self._rows):
-            row = builder.add(target, builder.mul(stride, stride.type(i)))
-            for j in range(self._vectors):
-                at = builder.add(row, builder.mul(builder.add(first, first.type(LANES * j)), first.type(4)))
-                self._places.append(builder.inttoptr(at, _FLOATS.as_pointer()))
-        zero = ir.Constant(_FLOATS, [0.0] * LANES)
-        self._all = [cgutils.alloca_once_value(builder, zero) for _ in self._places]
+        super().__init__(builder, shape, place)
+        self._begins = begins
         self._own: list[ir.Value] = []
-
-    def load(self) -> None:
-        for place, sum_ in zip(self._places, self._all, strict=True):
-            self._builder.store(self._builder.load(place, align=4), sum_)
-
-    def store(self) -> None:
-        for place, sum_ in zip(self._places, self._all, strict=True):
-            self._builder.store(self._builder.load(sum_), place, align=4)
 
     def begin(self, group: ir.Value) -> None:
         """Begins a group with what its codes stand too high."""

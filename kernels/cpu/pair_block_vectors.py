@@ -25,6 +25,7 @@ from kernels.cpu.block_vectors import (
     MID,
     PANEL,
     Blocks,
+    ScaledSums,
     ask_ahead,
     ask_for_lines,
     floats_at,
@@ -106,20 +107,8 @@ def scaled_product(rows: int, vectors: int) -> Callable[..., None]:
         like,
     ):
         def generate(context, builder, signature, arguments):
-            (
-                left,
-                left_stride,
-                totals,
-                totals_stride,
-                pairs,
-                blocks,
-                groups,
-                target,
-                target_stride,
-                resumes,
-                ahead,
-                lines,
-            ) = arguments[:12]
+            left, left_stride, totals, totals_stride, pairs, blocks, groups = arguments[:7]
+            target, target_stride, resumes, ahead, lines = arguments[7:12]
             layout, number = layout_of(like.dtype), groups.type
             inputs = _Inputs(builder, (left, left_stride), (totals, totals_stride), layout)
             sums = _Sums(builder, (rows, vectors), (target, target_stride, number(0)))
@@ -220,29 +209,14 @@ class _Inputs:
         return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
 
 
-class _Sums:
+class _Sums(ScaledSums):
     """Of some rows and vectors of columns, in registers: a group's, and those of all groups so far, scaled."""
 
     def __init__(self, builder: ir.IRBuilder, shape: tuple[int, int], place: tuple[ir.Value, ir.Value, ir.Value]):
-        self._builder, (self._rows, self._vectors) = builder, shape
-        target, stride, self._first = place
-        self._places = []
-        for i in range(self._rows):
-            row = builder.add(target, builder.mul(stride, stride.type(i)))
-            for j in range(self._vectors):
-                at = builder.add(row, builder.mul(builder.add(self._first, stride.type(LANES * j)), stride.type(4)))
-                self._places.append(builder.inttoptr(at, _FLOATS.as_pointer()))
+        super().__init__(builder, shape, place)
+        self._first = place[2]
         self._zero = ir.Constant(_FLOATS, [0.0] * LANES)
-        self._all = [cgutils.alloca_once_value(builder, self._zero) for _ in self._places]
         self._own = [self._zero] * len(self._places)
-
-    def load(self) -> None:
-        for place, sum_ in zip(self._places, self._all, strict=True):
-            self._builder.store(self._builder.load(place, align=4), sum_)
-
-    def store(self) -> None:
-        for place, sum_ in zip(self._places, self._all, strict=True):
-            self._builder.store(self._builder.load(sum_), place, align=4)
 
     def add(self, inputs: _Inputs, group: ir.Value, pair: int, columns: list[ir.Value]) -> None:
         """A pair of each row by a pair of each column."""
