@@ -240,12 +240,16 @@ class Proxy:
         until = time.monotonic() + self._move_patience_s
         until = until if job.deadline_at is None else min(until, job.deadline_at)
         again: Placed | NotPlaced = where
-        while isinstance(again, NotPlaced) and again.given_up is None and time.monotonic() < until:
-            if not self._placer.may_resend(proxied):
-                break
-            await asyncio.sleep(MOVE_PAUSE_S)
+        while isinstance(again, NotPlaced) and await self._pauses(again, until, proxied):
             again = await self._placer.place(job, proxied)
         return again
+
+    async def _pauses(self, where: NotPlaced, until: float, proxied: ProxiedRequest) -> bool:
+        """Whether nodes are to be asked again, after a pause: there is patience, and it may still be sent."""
+        if time.monotonic() >= until or where.given_up is not None or not self._placer.may_resend(proxied):
+            return False
+        await asyncio.sleep(MOVE_PAUSE_S)
+        return True
 
     async def _hand_over(
         self, handoff: ReceivedHandoff, source: Placed, kept: StreamAccount, proxied: ProxiedRequest
@@ -398,9 +402,8 @@ class Proxy:
                     moved=proxied.moved,
                 )
                 return where
-            if time.monotonic() >= deadline or where.given_up is not None or not self._placer.may_resend(proxied):
+            if not await self._pauses(where, deadline, proxied):
                 return where
-            await asyncio.sleep(MOVE_PAUSE_S)
             job = job._replace(excluded=never)  # by now the source may serve again
 
     async def _tell_not_placed(self, exchange: Exchange, proxied: ProxiedRequest, not_placed: NotPlaced) -> None:
