@@ -110,8 +110,11 @@ class _CauseForm(BaseModel):
             raise ValueError(
                 "a cause with `must` needs `says`, the verdict's title, and `explains`, the trees it is behind"
             )
-        named = [name for group in self._groups() for name in group] + self.often + self.may + self.never
+        # One question may be in two groups of a must: its yes is enough for both.
+        musts = {name for group in self._groups() for name in group}
+        named = [*musts, *self.often, *self.may, *self.never]
         twice = sorted({name for name in named if named.count(name) > 1})
+        twice += sorted({name for group in self._groups() for name in group if group.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: named twice in must, often, may and never")
         return self
