@@ -19,6 +19,7 @@ NOW = 1_700_000_000.0
 AT = np.arange(NOW - 5400, NOW + 1, 5.0)
 SINCE = NOW - 300
 POOL = {"pool": "chat"}
+NODE = {"node": "node-2", "pool": "chat"}
 
 Level = float | Callable[[np.ndarray], np.ndarray]
 Series = tuple[str, dict[str, str], Level]
@@ -36,8 +37,9 @@ def _answer(question: str, *series: Series, scope: dict[str, str] = POOL, since:
     store = SeriesStore()
     for name, labels, level in series:
         values = level(AT) if callable(level) else np.full_like(AT, level)
+        there = ~np.isnan(values)
         key = LabelSet.of({METRIC_NAME: name, **labels})
-        store.append_matrix([key], np.round(AT * 1000).astype(np.int64), values[np.newaxis, :])
+        store.append_matrix([key], np.round(AT[there] * 1000).astype(np.int64), values[there][np.newaxis, :])
     at = AskedAt(NOW, since, kept_since=NOW - 5400)
     return read_all([builtin_knowledge().questions[question]], scope, store_query(store, NOW), at)[question].answer
 
@@ -71,3 +73,54 @@ def test_a_start_that_left_one_cache_empty_is_a_cold_cache_until_it_has_filled()
     seen = "node_finds_less node_promise_broken restarted_before prefill_slower"
     assert _judged("", f"{seen} started_lately started_after_peers").cause == "cold_cache"
     assert _judged("", seen, "started_lately started_after_peers").cause == "cold_cache", "twenty minutes, not ten"
+
+
+@pytest.mark.parametrize(("left", "answer"), [(0.0, "yes"), (0.02, "no")])
+def test_what_is_cut_off_lets_nothing_through(left: float, answer: str) -> None:
+    """Of two nodes with two requests a second each, five in four minutes still come."""
+    since = NOW - 400
+    told: list[Series] = [("llm:arrivals:rate", _of(number), _then(2.0, left / 2, since)) for number in (1, 2)]
+    assert _answer("arrivals_gone", *told, since=since) == answer
+
+
+@pytest.mark.parametrize(("ended", "answer"), [(1.0, "yes"), (0.02, "unknown")])
+def test_of_two_answers_one_is_half(ended: float, answer: str) -> None:
+    told = [
+        ("llm:requests:rate", _of(1), _then(2.0, ended)),
+        ("llm:length_limited:rate", _of(1), _then(0.0, ended / 2)),
+    ]
+    assert _answer("answers_cut_by_length", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("age_s", "waiting", "answer"), [(150.0, 0.0, "yes"), (150.0, 40.0, "no"), (90000.0, 0.0, "no")]
+)
+def test_a_node_that_started_and_is_well_explains_no_queue_of_its_peer(
+    age_s: float, waiting: float, answer: str
+) -> None:
+    told: list[Series] = [("llm:waiting", _of(1), waiting), ("llm:waiting", _of(2), 900.0)]
+    told += [("llm:deploy_age_seconds", _of(1), age_s), ("llm:deploy_age_seconds", _of(2), 90000.0)]
+    told += [("llm:served:rate", _of(number), 2.0) for number in (1, 2)]
+    assert _answer("started_and_well", *told) == answer
+
+
+def test_a_start_that_is_well_is_no_cause_of_what_its_peers_have() -> None:
+    seen = "queue_waits seats_taken ttft_up started_after_peers started_lately back_lately idle_peers promise_broken"
+    assert _judged("capacity", seen).cause == "cold_start"
+    assert _judged("capacity", f"{seen} started_and_well").cause != "cold_start"
+
+
+@pytest.mark.parametrize(("ago_s", "answer"), [(300.0, "yes"), (1500.0, "no")])
+def test_that_a_full_node_was_told_to_end_is_known_while_it_is_back(ago_s: float, answer: str) -> None:
+    ended, back = NOW - ago_s, NOW - ago_s + 120
+
+    def status(times: np.ndarray) -> np.ndarray:
+        return np.where((times >= ended) & (times < back), 143.0, np.nan)
+
+    told: list[Series] = [
+        ("fleet_node_process_up", NODE, lambda times: np.where((times >= ended) & (times < back), 0.0, 1.0)),
+        ("fleet_node_exit_status", NODE, status),
+        ("llm:waiting", _of(2), 900.0),
+        ("llm:running", _of(2), 50.0),
+    ]
+    assert _answer("ended_when_full", *told) == answer
