@@ -80,10 +80,11 @@ class Course:
         self.walked_at = now
         self.alerts = _fingerprints(incident)
 
-    def consider(self, incident: Incident, found: Diagnosis) -> Considered:
+    def consider(self, incident: Incident, found: Diagnosis, *, is_gone: bool = False) -> Considered:
         """The incident after a walk found this: a verdict gives way to a surer one, a confirmed one to what lasts.
 
-        The same again is no news, and its evidence is that of now: an hour later the present numbers count.
+        The same again is no news, and its evidence is that of now: an hour later the present numbers count. `is_gone`:
+        the node that the verdict names was taken out; it gives way to any cause, however sure.
         """
         self.pair = note_pair(found, self.pair)
         standing = incident.diagnosis
@@ -93,7 +94,7 @@ class Course:
                 found = replace(
                     found, since=standing.said_since, looked_at=found.at
                 )  # a remedy waits until it has stood
-            else:
+            elif not (is_gone and found.cause is not None):
                 replaces, self.rival = weigh(found, standing, self.rival)
                 if not replaces:  # the evidence that is shown stays the one that names what stands
                     stands = replace(standing, looked_at=found.at, then_found=in_brief(found))

@@ -16,6 +16,7 @@ from fleetctl.settings.overflow import OverflowReason
 
 MAX_LIFETIME_S = 366 * 86400.0
 MAX_RULES = 200
+LITTLE = 1.4  # times by which two thresholds may differ and mean the same
 RULE_ID = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,99}$"
 PoolName = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -34,6 +35,10 @@ class Spec(BaseModel, ABC):
     @abstractmethod
     def words(self) -> str:
         """What it orders, in one line for people."""
+
+    def orders_as_much_as(self, other: Spec) -> bool:
+        """Whether the other one, in the place of this, would change nothing that it is made for."""
+        return self == other
 
 
 class RerouteSpec(Spec):
@@ -64,6 +69,18 @@ class RerouteSpec(Spec):
     def default_id(self) -> str:
         """One rule for long context, unless others are named."""
         return self.what
+
+    def orders_as_much_as(self, other: Spec) -> bool:
+        """Whether it sends to the same place, to no fewer nodes, what the other one would. Thresholds that were chosen
+        between two measured lengths at different times differ by little: that is no other order."""
+        if not isinstance(other, RerouteSpec) or self.pool != other.pool or (self.share or 0) < (other.share or 0):
+            return False
+        pairs = zip(self._thresholds, other._thresholds, strict=True)
+        return all((mine is None) == (its is None) and (mine or 0) <= (its or 0) * LITTLE for mine, its in pairs)
+
+    @property
+    def _thresholds(self) -> tuple[float | None, ...]:
+        return (self.over_tokens, self.over_prefill_s, self.over_kv_share)
 
     @property
     def threshold(self) -> str:
@@ -105,6 +122,12 @@ class ShedSpec(Spec):
     def default_id(self) -> str:
         """One rule for all tenants; one for each choice of them."""
         return ":".join(("shed", "+".join(self.tenants)))[:100] if self.tenants else "shed"
+
+    def orders_as_much_as(self, other: Spec) -> bool:
+        """Whether it turns away as many of the same requests."""
+        if not isinstance(other, ShedSpec) or (self.below, self.tenants) != (other.below, other.tenants):
+            return False
+        return (1.0 if self.share is None else self.share) >= (1.0 if other.share is None else other.share)
 
     @property
     def words(self) -> str:

@@ -648,7 +648,8 @@ class Diagnosis(Wire):
     looked_at: float | None = None  # when it was asked last, where it was asked again
     then_found: str = ""  # what was found then, where that is not what stands
     awaits: str = ""  # why nothing is to be done about the cause yet
-    is_of_one: bool = False  # one node of a wider scope has it, and the title does not say which
+    is_of_one: bool = False  # one node of a wider scope has it, and the walk does not say which
+    its_node: str = ""  # that node, where it was told apart since; the title names it then
 
 
 class RunStatus(StrEnum):

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -149,6 +149,12 @@ class Executor:
         """
         fleet = await self._context.fleet()
         return why_never(plan_page(self._library[runbook], inputs, fleet.nodes, self._library).actions, fleet)
+
+    async def rules_of(self, runbook: str, inputs: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """What the traffic rules order that the page would make, by their ids. Raises BadInputError, as `propose`."""
+        fleet = await self._context.fleet()
+        actions = plan_page(self._library[runbook], inputs, fleet.nodes, self._library).actions
+        return {one.target.name: one.verb.orders(one) for one in actions if one.verb.orders is not None}
 
     async def act(
         self,

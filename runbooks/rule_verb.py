@@ -57,6 +57,7 @@ def rule_verbs(
             options=(*options, Option("--for", "for_s", "lifetime", lifetime_s, lifetime_help)),
             needs_target=False,
             resolve=resolve,
+            orders=spec,
             undo=f"{group} remove {{target}}",
         ),
         Verb(

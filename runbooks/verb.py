@@ -164,6 +164,8 @@ class Verb:
     """Why a resolved action does not fit the fleet any more; empty when it does. Asked once, when the run starts."""
     needs: tuple[Ability, ...] = ()
     """What the nodes that it acts on must be able to do: those it starts are like the one they copy."""
+    orders: Callable[[Action], dict[str, Any]] | None = None
+    """What the traffic rule orders that it makes under its target's name; None: it makes none."""
     undo: str = ""
     """Command template that undoes it, with {target}; empty: a run of this one command is not undone."""
     verify: Callable[[Action], Verify] | None = None

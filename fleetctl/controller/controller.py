@@ -392,6 +392,7 @@ async def open_controller(
             records,
             settings.controller,
             rollouts.history,
+            traffic_rules.current,
         )
         reports = IncidentReports(journal, rules.store, content, records, settings.incidents, settings.incidents_dir)
         closing = Closing(executor, journal, book, reports, records, settings.incidents)

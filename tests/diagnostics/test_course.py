@@ -118,6 +118,16 @@ def test_what_explained_one_node_gives_way_at_once_when_the_incident_became_wide
     assert (stands(wider).said_since, is_news) == (NOW + 21, False)
 
 
+def test_what_was_said_of_a_node_gives_way_to_any_cause_once_the_node_was_taken_out_and_to_none() -> None:
+    """A pool's incident said that node-2 is down, six minutes after it had been replaced."""
+    course = Course(NOW)
+    incident, _ = walked(course, make_incident(), found("node_down", NOW, its_node="node-2"))
+    incident, _ = course.consider(incident, found(None, NOW + 30, "unknown"), is_gone=True)
+    assert stands(incident).cause == "node_down", "an incident that ends takes its evidence with it"
+    incident, is_news = course.consider(incident, found("seats_full", NOW + 60, "likely"), is_gone=True)
+    assert (stands(incident).cause, is_news) == ("seats_full", True)
+
+
 # -- when it is asked -------------------------------------------------------------------------------------------------
 
 

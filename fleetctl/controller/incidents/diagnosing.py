@@ -102,15 +102,17 @@ class Diagnosing:
                 if self._is_anothers(incident, incidents, its):
                     continue
                 if its.node:
-                    found = replace(found, title=named(found.title, its.node, scope_text(incident.scope)))
+                    title = named(found.title, its.node, scope_text(incident.scope))
+                    found = replace(found, title=title, its_node=its.node)
             await self._consider(incident.id, found, course, why)
             await self._split(incident.id, course, now)
 
     def _locate(self, incident: Incident, found: Diagnosis, now: float) -> _Located:
         """Which node has what "a node of" a place has."""
-        before = self._located.get(incident.id)
+        before, known = self._located.get(incident.id), self._known_nodes()
+        if before is not None and before.node and before.node not in known:
+            before = None  # it was taken out
         if before is None or before.cause != found.cause or (not before.node and now - before.at >= LOCATE_EVERY_S):
-            known = self._known_nodes()
             inside = nodes_in_scope(incident.scope, known)
             suspects = inside if len(inside) <= MAX_NODES_ASKED else inside.intersection(nodes_of(incident))
             its = those_with_it(found, suspects, known, self._content.current, self._store, now)
@@ -130,7 +132,10 @@ class Diagnosing:
         incident = self._book.get(incident_id)
         if incident is None:
             return
-        considered = course.consider(incident, found)
+        its = incident.diagnosis.its_node if incident.diagnosis is not None else ""
+        is_gone = its != "" and its not in self._known_nodes()
+        why = f"{its} was taken out" if is_gone else why
+        considered = course.consider(incident, found, is_gone=is_gone)
         stands = considered.incident.diagnosis
         if stands is None or considered.incident is incident:
             return

@@ -7,18 +7,21 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
+from pydantic import TypeAdapter
 
 from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.scope import is_wide
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
+from fleetctl.controller.incidents.by_hand import in_force_words, missing_words, words_for_node
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.deploy_before import deploy_before, nothing_to_take_back
 from fleetctl.controller.rollouts.rollout import Rollout
 from fleetctl.settings.controller import ControllerSettings, PolicyName
+from fleetctl.traffic_rule import RuleSpec, TrafficRule
 from runbooks.breaker import Breaker, BreakerState
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
@@ -38,6 +41,7 @@ WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by 
 ROLLBACK_PAGE = "rollback-pool"
 WITHDRAWER = "controller"  # who cancels what it proposed itself
 MAX_SEEN_TOKENS = 1e8
+_SPEC: TypeAdapter[RuleSpec] = TypeAdapter(RuleSpec)
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
@@ -55,9 +59,11 @@ class Remediation:
         records: Records,
         settings: ControllerSettings,
         rollouts: Callable[[], Awaitable[Sequence[Rollout]]],
+        rules: Callable[[], Awaitable[Sequence[TrafficRule]]],
     ) -> None:
-        """`rollouts`: all that are stored."""
+        """`rollouts`: all that are stored. `rules`: those in force."""
         self._rollouts = rollouts
+        self._rules = rules
         self._content = content
         self._executor = executor
         self._journal = journal
@@ -70,6 +76,7 @@ class Remediation:
         self._settings = settings
         # By incident, for the cause that it has now: one that comes back is treated anew.
         self._settled: dict[str, tuple[int, str, float | None, bool]] = {}
+        self._told_in_force: dict[str, str] = {}  # by incident: what is asked again until the rule ends, and said once
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
@@ -154,9 +161,15 @@ class Remediation:
         nodes = await self._lookup.nodes() or ()
         used = {node.name for node in nodes}
         scope = {**incident.scope, **({"pool": deploy.pool} if deploy is not None else {})}
+        its = incident.diagnosis.its_node if incident.diagnosis is not None else ""
+        if its and "node" in page.inputs and "node" not in scope:
+            if (own := self._own_incident(its, cause)) is not None:
+                await self._say_impossible(incident, f"{its} has an incident of its own, and its remedy there: {own}")
+                return True
+            scope |= {"node": its}
         inputs, missing = inputs_from_scope(page, scope, used, given_names(nodes))
         if missing:
-            await self._say_impossible(incident, missing_words(page, scope, missing))
+            await self._say_impossible(incident, missing_words(page, scope, missing, incident.id))
             return True
         inputs |= await seen_inputs(page, inputs, self._lookup.evaluate)
         current = self._book.get(incident.id)
@@ -172,8 +185,13 @@ class Remediation:
             again += f":after-{withdrawn}"
         try:
             if why := await self._executor.why_never(page.name, inputs):
-                await self._say_impossible(incident, f"{page.name}: {why}{by_hand(incident.scope.get('node'))}")
+                await self._say_impossible(incident, f"{page.name}: {why}{words_for_node(incident.scope.get('node'))}")
                 return True
+            if why := await self._in_force(page, inputs):
+                if self._told_in_force.get(incident.id) != why:
+                    self._told_in_force[incident.id] = why
+                    await self._say_impossible(incident, why)
+                return False
             run = await self._executor.propose(
                 page.name,
                 inputs,
@@ -189,6 +207,19 @@ class Remediation:
         if self._held is not None and run.unasked and run.status is RunStatus.PROPOSED:
             self._held.add(run.id)
         return True
+
+    def _own_incident(self, node: str, cause: str) -> str | None:
+        """The open incident of a node alone that was given this cause too; None: there is none."""
+        own = (one for one in self._book.open_incidents() if one.scope.get("node") == node)
+        return next((one.id for one in own if one.diagnosis is not None and one.diagnosis.cause == cause), None)
+
+    async def _in_force(self, page: Page, inputs: Mapping[str, str]) -> str:
+        """That the rules stand which the page would make, in words; "" where it makes others, or none."""
+        orders = await self._executor.rules_of(page.name, inputs)
+        if not orders:
+            return ""
+        wanted = {name: _SPEC.validate_python(spec) for name, spec in orders.items()}
+        return in_force_words(page.name, wanted, await self._rules())
 
     async def _watch_waiting_and_breaker(self) -> None:
         """Tell what waits for a person, when automation stops because it does not help, and when it goes on."""
@@ -274,16 +305,6 @@ class Remediation:
         )
 
 
-def by_hand(node: str | None) -> str:
-    """What a person does about a node that nobody here can start, stop or restart."""
-    if node is None:
-        return ""
-    return (
-        f". By hand: `fleetctl drain {node}`, so that nothing new goes there and what it holds ends or moves;"
-        " then restart or replace it where it runs, and `fleetctl uncordon` it"
-    )
-
-
 def is_for_scope(page: Page, scope: Mapping[str, str]) -> bool:
     """Whether the page may run unasked for the scope. One wider than a node needs a page that takes no node and takes
     every place that the scope names: a node's remedy is never repeated over a zone."""
@@ -340,14 +361,6 @@ async def seen_inputs(
         if value is not None and 1 <= value < MAX_SEEN_TOKENS:
             found[name] = f"{float(f'{value:.2g}'):.0f}"
     return found
-
-
-def missing_words(page: Page, scope: Mapping[str, str], missing: Sequence[str]) -> str:
-    """Why a page is not proposed whose inputs the scope does not give, and the command for who knows them."""
-    known = [f"{name}={scope[name]}" for name in page.inputs if name in scope]
-    given = " ".join([*known, *(f"{name}={name.upper()}" for name in missing)])
-    why = f"{page.name} needs {', '.join(missing)}, which the scope does not give"
-    return f"{why}. By hand: `fleetctl runbook run {page.name} {given}`"
 
 
 def given_names(nodes: Iterable[NodeFacts]) -> dict[str, Sequence[str]]:

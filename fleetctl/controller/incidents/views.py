@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -16,6 +15,7 @@ from diagnostics.severity import sev_level
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.content.content import Content
+from fleetctl.controller.incidents.by_hand import run_command
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
@@ -223,15 +223,16 @@ def no_remedy(
         return f"no command mends {diagnosis.cause}. By hand: {_SHOW} {page.name}"
     if page is not None:
         since = min(diagnosis.said_since, _named_since(diagnosis.cause, timeline))
+        helped_at = [run.updated_at for run in runs if run.status is RunStatus.SUCCEEDED and not run.dry_run]
+        since = max([since, *helped_at])
         told = [one for one in timeline if one.kind == "remediation.not_proposed" and one.at >= since]
-        if any(run.status is RunStatus.SUCCEEDED and not run.dry_run for run in runs):
+        if helped_at and not told:
             return ""
         in_vain = [run for run in runs if run.runbook == page.name and run.status in _IN_VAIN and not run.dry_run]
         if last := max(in_vain, key=lambda run: run.updated_at, default=None):
             why = f" ({last.error})" if last.error else ""
             if last.status is RunStatus.EXPIRED:  # nobody said that it is wrong: it can be had
-                given = " ".join(shlex.quote(f"{name}={value}") for name, value in last.inputs.items())
-                command = f"fleetctl runbook run {page.name} --incident {incident.id} {given}"
+                command = run_command(page.name, last.inputs, incident_id=incident.id)
                 return f"{page.name} expired{why}. By hand: {command}"
             return f"{page.name} {last.status.value}{why}, and is not proposed again. By hand: {_SHOW} {page.name}"
         return f"nothing is proposed: {told[-1].text}" if told else ""

@@ -274,16 +274,29 @@ async def test_an_incident_of_a_pool_names_the_node_that_alone_has_its_cause(tmp
             controller.fleet.nodes[row.name] = NodeState(row, NodePhase.READY, "", None)
         fine, wrong = ({"llm:output_ok": value, "llm:requests:rate": 1.0} for value in (1.0, 0.0))
         fill(controller, clock, 600, 3, node_1=fine, node_2=fine, node_3=fine)
-        fill(controller, clock, 60, 3, node_1=fine, node_2=wrong, node_3=fine)
+        fill(controller, clock, 60, 3, node_1=fine, node_2=fine, node_3=wrong)
         alert = make_alert("LLMOfThePool", clock.now())
         await controller.book.store_incident(open_incident(replace(alert, labels={"pool": "default"}), clock.now()))
         await controller.diagnosing.diagnose_incidents()
         (standing,) = controller.book.open_incidents()
         assert standing.diagnosis is not None
         assert standing.diagnosis.cause == "wrong_output"
-        assert standing.diagnosis.title.startswith("node-2 gives wrong answers")
+        assert standing.diagnosis.title.startswith("node-3 gives wrong answers")
+        assert standing.diagnosis.its_node == "node-3"
         (told_then,) = await told(controller, "diagnosis.named")
-        assert told_then.startswith("node-2 gives wrong answers")
+        assert told_then.startswith("node-3 gives wrong answers")
+
+        row = controller.fleet.nodes["node-3"].row
+        controller.fleet.nodes["node-3"] = NodeState(replace(row, wanted=False), NodePhase.STOPPED, "", None)
+        fill(controller, clock, 360, 2, node_1=fine | PREFIX, node_2=fine | PREFIX)
+        drop = replace(make_alert("LLMPrefixHitDrop", clock.now()), labels={"pool": "default"})
+        await controller.book.change_incident(standing.id, lambda one: join(one, drop, clock.now()))
+        await controller.diagnosing.diagnose_incidents()
+        (standing,) = controller.book.open_incidents()
+        assert standing.diagnosis is not None
+        assert standing.diagnosis.its_node != "node-3"
+        (replaced,) = await told(controller, "diagnosis.replaced")
+        assert replaced.endswith("node-3 was taken out"), replaced
 
 
 @pytest.mark.parametrize(("cause", "is_by_deploy"), [("bad_deploy", True), ("overload", False)])

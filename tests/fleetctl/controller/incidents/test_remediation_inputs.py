@@ -9,12 +9,12 @@ from alerts.series.store import SeriesStore
 from diagnostics.cause import builtin_causes
 from diagnostics.incident import Incident, IncidentStatus
 from fleetctl.controller.content.load import load_content
+from fleetctl.controller.incidents.by_hand import missing_words
 from fleetctl.controller.incidents.remediation import (
     blocking_run,
     fresh_name,
     inputs_from_scope,
     is_for_scope,
-    missing_words,
     seen_inputs,
 )
 from fleetctl.controller.metrics import ControllerMetrics
@@ -46,9 +46,10 @@ def test_a_replacement_gets_a_name_that_was_never_used(name: str, used: set[str]
 
 
 def test_what_a_place_does_not_tell_of_a_page_is_said_with_the_command_for_who_knows_it() -> None:
-    words = missing_words(LIBRARY["replace-node"], {"model": "m"}, ["node"])
+    words = missing_words(LIBRARY["replace-node"], {"model": "m", "pool": "a b"}, ["node"], "inc-1")
     assert words == (
-        "replace-node needs node, which the scope does not give. By hand: `fleetctl runbook run replace-node node=NODE`"
+        "replace-node needs node, which the scope does not give."
+        " By hand: fleetctl runbook run replace-node --incident inc-1 'pool=a b' node=NODE"
     )
 
 
