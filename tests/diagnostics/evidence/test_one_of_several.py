@@ -124,3 +124,21 @@ def test_that_a_full_node_was_told_to_end_is_known_while_it_is_back(ago_s: float
         ("llm:running", _of(2), 50.0),
     ]
     assert _answer("ended_when_full", *told) == answer
+
+
+@pytest.mark.parametrize(
+    ("held", "peers", "answer"),
+    [(0.6e9, 1.0, "yes"), (74e9, 1.0, "no"), (0.6e9, 1.5, "no")],
+    ids=["its cards are empty", "its cards are full", "its peers serve what it did"],
+)
+def test_a_server_whose_cards_are_empty_has_no_engine(held: float, peers: float, answer: str) -> None:
+    told: list[Series] = [("llm:up", _of(number, "trtllm"), 1.0) for number in (1, 2, 3)]
+    told += [("llm:served:rate", _of(number, "trtllm"), _then(1.0, peers)) for number in (1, 3)]
+    told += [("llm:served:rate", _of(2, "trtllm"), _then(1.0, 0.0))]
+    told += [("llm:gpu_memory_used_bytes", _of(2, gpu=gpu), _then(74e9, held)) for gpu in ("0", "1")]
+    assert _answer("cards_emptied", *told) == answer
+
+
+def test_an_engine_that_is_gone_behind_its_server_is_a_node_that_is_down() -> None:
+    assert _judged("", "cards_emptied tokens_fell served_fell").cause == "node_down"
+    assert _judged("latency", "cards_emptied node_starved").cause == "node_down", "and no matter of routing"
