@@ -35,6 +35,7 @@ HARMS_MOST = (
 )
 """Of alerts of one severity, what users suffer from most, the worst first; those not named come after them."""
 LOOKS_BACK = "looks_back"  # the annotation of a rule whose expression waits by itself
+SAY_AGAIN_AFTER_S = 30.0  # what an incident's alerts say is of so long ago at most; each change is a write
 MAX_ALERTS = 500  # of one incident; a storm keeps its first ones and the count
 
 
@@ -94,6 +95,10 @@ class FiredAlert:
     source: str = "rules"  # who judged it: our rules, or alertmanager
     source_url: str = ""  # where its expression can be seen, as far as the source says
     looks_back_s: float = 0.0  # as its expression says: so long before `active_at` began what it tells
+    said_at: float | None = None  # when `summary` and `value` were so; None: as it fired
+    worst: str = ""  # its summary when it was worst, its value and when; "": it said nothing else since it fired
+    worst_value: float | None = None
+    worst_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +183,11 @@ def open_incident(alert: FiredAlert, now: float, *, digest_chars: int = 4) -> In
 
 def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     """`incident` with the alert added or brought up to date; its scope stays, see `widen`."""
-    others = tuple(one for one in incident.alerts if one.fingerprint != alert.fingerprint)
-    known = len(others) < len(incident.alerts)
+    held = next((one for one in incident.alerts if one.fingerprint == alert.fingerprint), None)
+    known = held is not None
+    if held is not None and held.fired_at == alert.fired_at and not alert.worst:
+        alert = replace(alert, worst=held.worst, worst_value=held.worst_value, worst_at=held.worst_at)
+    others = tuple(one for one in incident.alerts if one is not held)
     if not known and len(others) >= MAX_ALERTS:
         return incident
     alerts = (
@@ -197,6 +205,28 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
         severity=_severity_with(incident, alert),
         cleared_at=_cleared_at(alerts, incident.cleared_at, now),
     )
+
+
+def is_to_say_again(incident: Incident, now: float) -> bool:
+    """Whether what its alerts say is old: a title told the number of its first second for an hour."""
+    told = (one.said_at for one in incident.alerts if one.said_at is not None)
+    return now - max(told, default=incident.opened_at) >= SAY_AGAIN_AFTER_S
+
+
+def say_again(incident: Incident, alert: FiredAlert, now: float, worsens: int) -> Incident:
+    """`incident` with what its alert says now, which it has in this state; what it said at its worst is kept.
+
+    `worsens`: 1 where a greater value is worse, -1 where a smaller one, 0 where nobody knows: what it said first stays.
+    """
+    held = next((one for one in incident.alerts if one.fingerprint == alert.fingerprint), None)
+    if held is None or held.summary == alert.summary:
+        return incident
+    worst, value, at = held.worst or held.summary, held.worst_value, held.worst_at
+    if not held.worst:
+        value, at = held.value, held.said_at or held.fired_at
+    if alert.value is not None and value is not None and (alert.value - value) * worsens > 0:
+        worst, value, at = alert.summary, alert.value, now
+    return join(incident, replace(alert, said_at=now, worst=worst, worst_value=value, worst_at=at), now)
 
 
 def widen(incident: Incident, scope: Mapping[str, str], why: str, now: float) -> Incident:
@@ -396,9 +426,17 @@ def _title(alerts: Sequence[FiredAlert], scope: Mapping[str, str]) -> str:
     same_place = own == dict(scope) or own.get("node", "") == scope.get("node")  # a gateway names no pool of a node
     # Of a wider place, the one node that has it is told by its summary; of several, none is named for all.
     is_of_one = {one.labels.get("node") for one in alerts if one.name == worst.name} - {None} == {own.get("node")}
-    text = worst.summary if (same_place or is_of_one) and worst.summary else f"{worst.name} on {scope_text(scope)}"
+    summary = worst.summary if worst.state != "resolved" else _at_its_worst(worst)
+    text = summary if (same_place or is_of_one) and summary else f"{worst.name} on {scope_text(scope)}"
     others = [name for name in dict.fromkeys(one.name for one in ranked) if name != worst.name]
     if not others:
         return text
     more = f" and {len(others) - MAX_TITLE_NAMES} more" if len(others) > MAX_TITLE_NAMES else ""
     return f"{text} (also {', '.join(others[:MAX_TITLE_NAMES])}{more})"
+
+
+def _at_its_worst(alert: FiredAlert) -> str:
+    """What it said then, with when: what it said last is of a moment at which it was nearly over."""
+    if not alert.worst or alert.worst_at is None or alert.worst_at == alert.fired_at:
+        return alert.worst or alert.summary
+    return f"{alert.worst}, at {datetime.fromtimestamp(alert.worst_at, UTC):%H:%M:%S} UTC"

@@ -17,7 +17,15 @@ from jinja2 import Environment, StrictUndefined
 
 from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
-from diagnostics.record import WIDE_BUCKETS_S, EventRecord, EvidenceRecord, Impact, IncidentRecord, RunRecord
+from diagnostics.record import (
+    WIDE_BUCKETS_S,
+    AlertRecord,
+    EventRecord,
+    EvidenceRecord,
+    Impact,
+    IncidentRecord,
+    RunRecord,
+)
 from diagnostics.scope import scope_text
 from diagnostics.severity import sev_level
 from diagnostics.unanswered import counted, part_unanswered
@@ -296,6 +304,11 @@ def _span(seconds: float | None) -> str:
     return NOT_RECORDED if seconds is None else format_seconds(seconds)
 
 
+def _worst_value(alert: AlertRecord) -> str:
+    value = alert.value if alert.worst_value is None else alert.worst_value
+    return "unknown" if value is None else f"{value:.4g}"
+
+
 def _wait(seconds: float | None) -> str:
     is_wide = seconds is not None and seconds > WIDE_BUCKETS_S
     return f"about {_span(seconds)}" if is_wide else _span(seconds)
@@ -372,6 +385,7 @@ _ENVIRONMENT.filters |= {
     "known": _known,
     "span": _span,
     "wait": _wait,
+    "worst_value": _worst_value,
     "text": _text,
     "where": scope_text,
     "code": _code,

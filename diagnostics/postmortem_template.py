@@ -99,12 +99,12 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 
 ## Alerts
 
-| alert | severity | where | fired | cleared | value |
+| alert | severity | where | fired | cleared | worst value |
 |---|---|---|---|---|---|
 {% for alert in incident.alerts %}
 | {{ alert.name | text }} | {{ alert.severity | text }} | {{ alert.labels | where | text }} \
 | {{ alert.fired_at | utc }} | {{ alert.resolved_at | utc if alert.resolved_at else (alert.state | text) }} \
-| {{ "%.4g" | format(alert.value) if alert.value is not none else "unknown" }} |
+| {{ alert | worst_value }} |
 {% endfor %}
 
 ## Diagnosis

@@ -33,6 +33,7 @@ class AlertRecord(_Record):
     resolved_at: float | None = None
     source: str = "rules"
     source_url: str = ""
+    worst_value: float | None = None  # None: it has not changed since it fired
 
 
 class EvidenceRecord(_Record):

@@ -560,6 +560,7 @@ class Alert(Wire):
     active_at: float | None = None  # when its condition began to hold
     fired_at: float | None = None  # when that had held long enough
     resolved_at: float | None = None  # when it ended
+    said_at: float | None = None  # when its summary was so; None: as it fired, or now
     source: str = "rules"  # who judged it: our own rules, or alertmanager (its webhook)
     source_url: str = ""  # where Alertmanager says more
     silenced: Literal["no", "yes", "unknown"] = "no"  # unknown: Alertmanager's silences could not be read

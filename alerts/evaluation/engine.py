@@ -17,6 +17,7 @@ from alerts.evaluation.rules import AlertingRule, RecordingRule, Rule, RuleGroup
 from alerts.evaluation.snapshot import alert_from_json, alert_to_json, check_version, restored
 from alerts.evaluation.target_liveness import CLEAR_AFTER_S, Liveness, TargetLiveness
 from alerts.evaluation.template import BadTemplateError, Template, query_at
+from alerts.evaluation.worsening import Way, agreed, worsens
 from alerts.labels import EMPTY, METRIC_NAME, LabelSet
 from alerts.promql import evaluate_vector
 from alerts.promql.evaluator import LOOKBACK_MS
@@ -89,6 +90,7 @@ class RuleEngine:
         self._last_slot: list[int | None] = [None] * len(self._groups)
         self._taken_out: list[AlertChange] = []  # alerts whose rule is gone, until a tick has told of them
         self._shared = SharedResults(rule.query.root for group in groups for rule in group.rules)
+        self._worsens: dict[str, Way] = {}  # by alert, as it is asked
         self._liveness_by_wait: dict[
             float, TargetLiveness
         ] = {}  # of this tick, by how long a target must have been scraped
@@ -136,9 +138,17 @@ class RuleEngine:
             for alert in state.active.values():
                 if alert.state != "resolved":
                     self._taken_out.append(AlertChange(replace(alert, state="resolved", resolved_at=now), alert.state))
-        self._groups, self._states = list(groups), states
+        self._groups, self._states, self._worsens = list(groups), states, {}
         self._last_slot = [slots.get(group.name) for group in groups]
         self._shared = SharedResults(rule.query.root for group in groups for rule in group.rules)
+
+    def worsens(self, name: str) -> Way:
+        """Which way the value of an alert of this name gets worse."""
+        found = self._worsens.get(name)
+        if found is None:
+            rules = (rule for group in self._groups for rule in group.rules if rule.kind == "alert")
+            found = self._worsens[name] = agreed(worsens(rule.query.root) for rule in rules if rule.name == name)
+        return found
 
     def mark_all_unknown(self, now: float) -> list[AlertChange]:
         """No signals have come for too long to judge by them: every pending and firing alert is unknown."""

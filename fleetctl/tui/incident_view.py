@@ -185,7 +185,7 @@ def _said(incident: Incident) -> list[str]:
     found: dict[str, str] = {}
     for alert in incident.alerts:
         if alert.summary and (alert.summary != incident.title or alert.told_value):
-            at = alert.fired_at or alert.active_at
+            at = alert.said_at or alert.fired_at or alert.active_at
             found.setdefault(alert.summary, f"{clock_time(at)} {alert.summary}" if at is not None else alert.summary)
     return list(found.values())
 

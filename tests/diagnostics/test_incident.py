@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from diagnostics.grouping import group_alert
 from diagnostics.incident import (
@@ -11,6 +12,7 @@ from diagnostics.incident import (
     IncidentStatus,
     clear,
     is_over,
+    is_to_say_again,
     join,
     looks_back_s,
     mitigate,
@@ -18,6 +20,7 @@ from diagnostics.incident import (
     observe,
     open_incident,
     resolve,
+    say_again,
     unmitigate,
 )
 
@@ -228,3 +231,32 @@ def test_the_title_of_what_is_over_says_what_hurt_most_not_what_cleared_last() -
 
     assert while_one_stands.title == "node-2: first token after 60.3ms"
     assert over.title == "node-2 is slow: 130ms a decode step (also LLMTTFTRegression)"
+
+
+def test_the_title_has_the_number_of_now_and_of_what_is_over_the_worst_one_with_when() -> None:
+    """ "one in twenty requests waits 2.1s" stood there an hour later, of waits of four minutes."""
+    first = make_alert("LLMQueueWait", summary="node-2: one in twenty waits 2s", value=2.0)
+    incident = open_incident(first, NOW)
+    for after_s, value in ((40.0, 240.0), (80.0, 30.0), (120.0, 3.0)):
+        assert is_to_say_again(incident, NOW + after_s)
+        again = replace(first, summary=f"node-2: one in twenty waits {value:.0f}s", value=value)
+        incident = say_again(incident, again, NOW + after_s, 1)
+        assert incident.title == again.summary
+        assert not is_to_say_again(incident, NOW + after_s + 10), "each change is a write"
+    over = clear(incident, first.fingerprint, NOW + 150)
+    at = datetime.fromtimestamp(NOW + 40, UTC).strftime("%H:%M:%S")
+    assert over.title == f"node-2: one in twenty waits 240s, at {at} UTC"
+    (alert,) = over.alerts
+    assert (alert.value, alert.said_at, alert.worst_value) == (3.0, NOW + 120, 240.0)
+    lost = join(incident, replace(first, state="unknown"), NOW + 140)
+    assert lost.alerts[0].worst_value == 240.0, "what is not known for a moment was seen all the same"
+
+
+def test_of_what_gets_worse_by_falling_or_nobody_knows_how_the_lowest_or_the_first_is_told_at_the_end() -> None:
+    for worsens, told in ((-1, "hits 9%, at "), (0, "hits 40%")):
+        incident = open_incident(make_alert("LLMPrefixHitDrop", summary="hits 40%", value=0.4), NOW)
+        for after_s, value in ((40.0, 0.09), (80.0, 0.35)):
+            again = replace(incident.alerts[0], summary=f"hits {value:.0%}", value=value)
+            incident = say_again(incident, again, NOW + after_s, worsens)
+        over = clear(incident, incident.alerts[0].fingerprint, NOW + 90)
+        assert over.title.startswith(told)

@@ -14,7 +14,16 @@ import structlog
 from alerts.evaluation.alert import ActiveAlert, AlertChange
 from alerts.evaluation.engine import RuleEngine
 from diagnostics.grouping import Explains, Kinds, group_alerts
-from diagnostics.incident import FiredAlert, Incident, IncidentStatus, clear, fired_alert, join
+from diagnostics.incident import (
+    FiredAlert,
+    Incident,
+    IncidentStatus,
+    clear,
+    fired_alert,
+    is_to_say_again,
+    join,
+    say_again,
+)
 from diagnostics.scope import Nodes, scope_text
 from diagnostics.tree import alert_kinds
 from fleetctl.controller.alertmanager.automation import Automation
@@ -99,6 +108,7 @@ class Alerting:
             known=self.known_nodes(),
             kinds=alert_kinds(self._content.current.trees),
             explains=self._content.current.knowledge.explains,
+            worsens=self._engine.worsens,
         )
         gone: list[FiredAlert] = []
         for incident in self._of_removed_nodes([changed.get(one.id, one) for one in recent], now, gone):
@@ -270,12 +280,13 @@ def reconcile(
     known: Nodes | None = None,
     kinds: Kinds | None = None,
     explains: Explains | None = None,
+    worsens: Callable[[str], int] = lambda _: 0,
 ) -> dict[str, Incident]:
     """The incidents that differ from `incidents`, by id, given the alerts as they are.
 
     `forget_missing`: an alert of an incident that is not among `alerts` has cleared. `known`, `kinds`, `explains`: see
-    `group_alerts`. An alert that is unknown because its node is down is over: what was true of that node is not any
-    more, and that it is down is what there is to say.
+    `group_alerts`. `worsens`: which way an alert's value gets worse, see `say_again`. An alert that is unknown because
+    its node is down is over: what was true of that node is not any more, and that it is down is what there is to say.
     """
     working = {incident.id: incident for incident in incidents}
     down = {
@@ -285,6 +296,7 @@ def reconcile(
     holders = {
         one.fingerprint: key for key, incident in working.items() if _is_open(incident) for one in incident.alerts
     }
+    old = {key for key, incident in working.items() if _is_open(incident) and is_to_say_again(incident, now)}
     arrivals: list[FiredAlert] = []
     for active in alerts:
         state = states[active.fingerprint]
@@ -295,6 +307,8 @@ def reconcile(
             holder = working[key]
             if not _is_same(holder, alert):
                 working[holder.id] = join(holder, alert, now)
+            elif key in old and state == "firing":
+                working[holder.id] = say_again(holder, alert, now, worsens(alert.name))
         elif state == "firing" and not is_expected(alert):
             arrivals.append(alert)
     for incident in list(working.values()):
@@ -335,7 +349,7 @@ def _holds(incident: Incident, fingerprint: str) -> bool:
 
 
 def _is_same(incident: Incident, alert: FiredAlert) -> bool:
-    """Whether the incident knows the alert in this state; its value changes each second and is not worth a write."""
+    """Whether the incident knows the alert in this state; what it says changes each second and waits for its turn."""
     return any(
         one.fingerprint == alert.fingerprint and one.state == alert.state and one.fired_at == alert.fired_at
         for one in incident.alerts

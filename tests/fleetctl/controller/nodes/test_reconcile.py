@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,18 @@ def test_other_alerts_of_a_node_that_is_down_are_over_and_not_unknown() -> None:
     other = make_alert("LLMNodeDown", node="node-9")
     found = judge([incident], [make_alert(state="unknown"), other])
     assert found[incident.id].alerts[0].state == "unknown", "of another node's end it tells nothing"
+
+
+def test_what_an_alert_says_now_is_taken_over_twice_a_minute_at_most() -> None:
+    def saying(number: int) -> ActiveAlert:
+        alert = make_alert()
+        return replace(alert, value=float(number), annotations={"summary": f"{number} requests wait"})
+
+    incident = open_one(saying(81))
+    told = []
+    for second in range(1, 121):
+        changed = reconcile([incident], [saying(81 + second)], lambda _: False, 100.0 + second, forget_missing=True)
+        if changed:
+            (incident,) = changed.values()
+            told.append(incident.title)
+    assert told == [f"{81 + second} requests wait" for second in (30, 60, 90, 120)]
