@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from fleetctl.tui.cell import StorySection
 from fleetctl.tui.chart_view import chart_section
-from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view
+from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, no_incident_words
 from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.pane import Pane
 from fleetctl.tui.place import Place
@@ -88,8 +88,7 @@ class IncidentPane(Redrawn, Pane):
             self.table.select(incident.id)
         self.set_class(incident is None, "-empty")
         if incident is None:
-            text = "No incidents. All quiet." if self.snapshot.known_at is not None else "Nothing is known yet."
-            self._sections["head"].update(Text(text, style="dim"))
+            self._sections["head"].update(Text(no_incident_words(self.snapshot), style="dim"))
             self._drawn.clear()
             return
         view = incident_view(

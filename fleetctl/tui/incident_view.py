@@ -180,6 +180,15 @@ def _head(incident: Incident, now: float, *, may_handle: bool) -> StorySection:
     return StorySection(Cell(incident.title, Tone.STRONG), tuple(rows))
 
 
+def no_incident_words(snapshot: Snapshot) -> str:
+    """What stands where no incident is there. While the controller does not answer nobody knows of a new one."""
+    if snapshot.known_at is None:
+        return "Nothing is known yet."
+    if snapshot.cut_off_since is None:
+        return "No incidents. All quiet."
+    return f"Not known: the controller does not answer. There was no incident at {clock_time(snapshot.known_at)}."
+
+
 def _said(incident: Incident) -> list[str]:
     """What its alerts said, each with when: a number in it is of that moment. The title again only where it has one."""
     found: dict[str, str] = {}

@@ -12,7 +12,14 @@ from fleetctl.tui.alert_view import explanation_lines
 from fleetctl.tui.cell import Cell, Tone, clock_time, quantity, span, sparkline
 from fleetctl.tui.fleet_view import FLEET_COLUMNS, beside_past, fleet_lines
 from fleetctl.tui.header_view import header
-from fleetctl.tui.incident_view import INCIDENT_COLUMNS, incident_lines, incident_view, plan_of, receipt_text
+from fleetctl.tui.incident_view import (
+    INCIDENT_COLUMNS,
+    incident_lines,
+    incident_view,
+    no_incident_words,
+    plan_of,
+    receipt_text,
+)
 from fleetctl.tui.listing import Order, shown_columns
 from fleetctl.tui.node_view import KV_LINE, KV_LINES, PHASES, node_lines, node_sections
 from fleetctl.tui.now_view import now_sections
@@ -555,6 +562,8 @@ def test_while_the_controller_is_away_now_says_that_nobody_judges_and_of_when_th
     assert f"as it was at {clock_time(NOW)}" in told
     assert "Nothing hurts" not in told
     assert "Nothing hurt: no incident was open, no alert fired." in told
+    assert no_incident_words(there) == "No incidents. All quiet."
+    assert no_incident_words(away).startswith("Not known: the controller does not answer."), "nobody looks"
 
 
 def test_a_node_that_does_not_answer_is_told_before_its_alert_fires() -> None:
