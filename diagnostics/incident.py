@@ -126,11 +126,6 @@ class Incident:
     part_of: str | None = None  # the wider incident that explains this one; it keeps its own alerts and runs
     handling: Handling = field(default_factory=Handling)
 
-    @property
-    def clock_began_at(self) -> float:
-        """When its level's clock began: at its opening, or when it came back with something new."""
-        return self.opened_at if self.clock_at is None else self.clock_at
-
 
 def fired_alert(active: AlertLike) -> FiredAlert:
     """An incident's copy of a rule engine's alert. Summary, description and severity come from its texts."""

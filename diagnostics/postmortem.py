@@ -27,7 +27,7 @@ from diagnostics.record import (
     RunRecord,
 )
 from diagnostics.scope import scope_text
-from diagnostics.severity import sev_level
+from diagnostics.severity import clock_began_at, sev_level
 from diagnostics.unanswered import counted, part_unanswered
 from diagnostics.value_format import came_after, format_seconds, format_value
 
@@ -98,7 +98,7 @@ def taken_back(report: PostmortemInput) -> EventRecord | None:
 def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Durations:
     """How long each part took, as far as it was recorded. `back`: the end of a rollback that mitigated it."""
     is_known = incident.onset_at is not None or any(alert.active_at is not None for alert in incident.alerts)
-    since = incident.clock_began_at
+    since = clock_began_at(incident)
     decided = [run for run in incident.runs if (run.decided_at or 0.0) >= since and not run.is_apart]
     helped = [run.updated_at for run in _that_helped(incident)]
     helped += [back.at] if back is not None else []
@@ -121,7 +121,7 @@ def durations(incident: IncidentRecord, back: EventRecord | None = None) -> Dura
 def _that_helped(incident: IncidentRecord) -> list[RunRecord]:
     """Its own runs that succeeded since its clock began: a change by hand, for something else or before it opened, is
     what may have caused it as well as what mended it; what helped the last time did not last."""
-    since = incident.clock_began_at
+    since = clock_began_at(incident)
     own = [run for run in incident.runs if run.status == "succeeded" and not run.is_apart]
     return [run for run in own if run.updated_at >= since]
 
@@ -162,7 +162,7 @@ def render(report: PostmortemInput) -> str:
     incident = report.incident.model_copy(update={"diagnosis": as_named(report.incident)})
     report = replace(report, incident=incident)
     back = taken_back(report)
-    helped = back if back is not None and back.at >= incident.clock_began_at else None
+    helped = back if back is not None and back.at >= clock_began_at(incident) else None
     took = durations(incident, helped)
     page = _ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,

@@ -262,8 +262,3 @@ class IncidentRecord(_Record):
     runs: list[RunRecord] = Field(default_factory=list)
     timeline: list[EventRecord] = Field(default_factory=list)
     around: list[EventRecord] = Field(default_factory=list)  # what else happened to the place, shortly before and then
-
-    @property
-    def clock_began_at(self) -> float:
-        """When its level's clock began: at its opening, or when it came back with something new."""
-        return self.opened_at if self.clock_at is None else self.clock_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 SEVERITIES = ("ticket", "warning", "page", "critical")  # rising; a word not listed counts as a ticket
 
@@ -20,6 +20,15 @@ class SevLevel(NamedTuple):
         return f"SEV-{self.number}"
 
 
+class Clocked(Protocol):
+    """An incident, or its record, as far as its level's clock goes by it."""
+
+    @property
+    def opened_at(self) -> float: ...
+    @property
+    def clock_at(self) -> float | None: ...
+
+
 _LEVELS = {
     "critical": SevLevel(1, 900.0),  # users are hurt now: diagnosed and mitigated within a quarter of an hour
     "page": SevLevel(2, 3600.0),
@@ -31,6 +40,11 @@ _LEVELS = {
 def sev_level(severity: str) -> SevLevel:
     """The level of a severity."""
     return _LEVELS.get(severity, _LEVELS["ticket"])
+
+
+def clock_began_at(incident: Clocked) -> float:
+    """When its level's clock began: at its opening, or when it came back with something new."""
+    return incident.opened_at if incident.clock_at is None else incident.clock_at
 
 
 def severity_rank(severity: str) -> int:

@@ -11,7 +11,7 @@ from alerts.evaluation.alert import ActiveAlert
 from diagnostics.diagnosis import ITSELF, SAYS_ITSELF, Diagnosis, what_to_do
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, fired_alert
 from diagnostics.record import IncidentRecord
-from diagnostics.severity import sev_level
+from diagnostics.severity import clock_began_at, sev_level
 from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.content.content import Content
@@ -146,7 +146,7 @@ def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_r
         status=wire.IncidentStatus(incident.status.value),
         severity=incident.severity,
         sev=level.name,
-        due_at=None if level.within_s is None else incident.clock_began_at + level.within_s,
+        due_at=None if level.within_s is None else clock_began_at(incident) + level.within_s,
         scope=dict(incident.scope),
         opened_at=incident.opened_at,
         onset_at=incident.onset_at,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diagnostics.diagnosis import in_brief
 from diagnostics.incident import Incident, IncidentStatus
-from diagnostics.severity import sev_level
+from diagnostics.severity import clock_began_at, sev_level
 from runbooks.run import ENDED_BY_ITSELF, Run, RunStatus
 
 OPENED, RESOLVED, ACKNOWLEDGED, SEVERITY, CAUSE, PART_OF = (
@@ -65,7 +65,7 @@ def _all_of(incident: Incident, runs: Sequence[Run], before: Mapping[str, str]) 
         found.append(News(PART_OF, incident.part_of, f"it is part of {incident.part_of}"))
     for run in sorted(runs, key=lambda one: one.created_at):
         # What ended before it came back did not keep it away: "mitigated" is no news of it.
-        is_old = incident.reopened and run.status.is_terminal and run.updated_at < incident.clock_began_at
+        is_old = incident.reopened and run.status.is_terminal and run.updated_at < clock_began_at(incident)
         if not (run.dry_run or is_old):
             found.append(_of_run(run, diagnosis.title if diagnosis is not None else ""))
             if run.question:
