@@ -25,6 +25,7 @@ CHANGE_MARGIN_S = 90.0  # a rollout goes on while it already shows, and a change
 _SAYS_WHO_ANSWERS = ("up", "llm:up")  # what the controller itself found out about a node
 # From an exporter beside the node, whose own silence ends these series; from the controller; and from gateways.
 _TOLD_BY_OTHERS = ("llm:gpu_", "fleet_", "gateway_")
+TURNS = 4  # of answering and not within ten minutes: twice silent, and back
 NO_DATA = "no series has data"
 _NOTHING = (Matcher(METRIC_NAME, "=", ""),)  # no series is without a name
 
@@ -117,8 +118,13 @@ def sample_query(template: str) -> str:
 
 
 def liveness_query(scope: Mapping[str, str]) -> str:
-    """Whether anything in the scope answers its scrapes: 0 when all of it is silent."""
-    return f"max(llm:up{{{scope_matcher(scope)}}})"
+    """Whether anything in the scope answers its scrapes: 0 when all of it is silent.
+
+    What misses scrapes by turns, and answered within a minute, is not: the moment in which all of it does is chance.
+    """
+    where = scope_matcher(scope)
+    by_turns = f"max(max_over_time(llm:up{{{where}}}[1m])) and on () max(changes(llm:up{{{where}}}[10m])) >= {TURNS}"
+    return f"clamp_max(max(llm:up{{{where}}}) + ({by_turns} or vector(0)), 1)"
 
 
 def without_own_numbers(query: str, scope: Mapping[str, str]) -> str | Query | None:

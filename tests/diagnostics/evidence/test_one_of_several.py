@@ -142,3 +142,37 @@ def test_a_server_whose_cards_are_empty_has_no_engine(held: float, peers: float,
 def test_an_engine_that_is_gone_behind_its_server_is_a_node_that_is_down() -> None:
     assert _judged("", "cards_emptied tokens_fell served_fell").cause == "node_down"
     assert _judged("latency", "cards_emptied node_starved").cause == "node_down", "and no matter of routing"
+
+
+def _counts(per_second: float, since: float, until: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda times: per_second * (np.clip(times, since, until) - since)
+
+
+@pytest.mark.parametrize(
+    ("fails", "order", "answer"),
+    [((60.0, 20.0), 60.0, "yes"), ((22.0, 20.0), 60.0, "no"), ((60.0, 20.0), 4000.0, "no")],
+    ids=["it is still asked", "it lost what it held", "nobody ended it"],
+)
+def test_a_node_that_is_ended_by_an_order_is_not_asked_any_more(
+    fails: tuple[float, float], order: float, answer: str
+) -> None:
+    failed = {"node": "node-2", "outcome": "failed"}
+    told: list[Series] = [
+        ("llm:up", _of(2), _then(1.0, 0.0, NOW - 60)),
+        ("fleet_change_timestamp_seconds", {"kind": "deploy", **NODE}, NOW - order),
+        ("gateway_requests_total", failed, _counts(30 / (fails[0] - fails[1]), NOW - fails[0], NOW - fails[1])),
+        ("gateway_requests_total", {"node": "node-1", "outcome": "finished"}, _counts(2.0, AT[0], NOW)),
+    ]
+    assert _answer("routed_to_ended", *told) == answer
+
+
+def test_that_pods_which_end_are_still_asked_is_a_matter_of_routing() -> None:
+    seen = "routed_to_ended fails_for_users silent loading started_lately changed_deploy nodes_fewer"
+    assert _judged("", seen).cause == "routing_stale"
+
+
+def test_what_misses_scrapes_by_turns_is_not_silent_in_the_moment_in_which_all_of_it_does() -> None:
+    by_turns: Level = lambda times: np.where((NOW - times) % 60 < 20, 0.0, 1.0)  # noqa: E731
+    told: list[Series] = [("llm:running", _of(1), 30.0), ("llm:waiting", _of(1), 9.0), ("llm:seats", _of(1), 30.0)]
+    assert _answer("seats_taken", *told, ("llm:up", _of(1), by_turns)) == "yes"
+    assert _answer("seats_taken", *told, ("llm:up", _of(1), _then(1.0, 0.0, NOW - 20))) == "unknown"
