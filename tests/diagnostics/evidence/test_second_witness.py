@@ -1,4 +1,4 @@
-"""A node whose scrapes fail is named at once, and treated once somebody else, or a minute, says that it is gone."""
+"""What does not answer us is named at once, and treated once somebody else, or a minute, says that it is gone."""
 
 from __future__ import annotations
 
@@ -65,3 +65,34 @@ def test_a_process_whose_scrapes_fail_while_it_runs_is_not_treated_within_the_mi
 def test_what_its_platform_ends_by_a_probe_and_starts_again_is_not_replaced() -> None:
     found = _diagnosis(10.0, fleet_node_process_up=_until(5.0), fleet_provider_reasons=1 - _until(20.0))
     assert "liveness probe failed" in found.awaits
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "running", "others", "is_treated"),
+    [
+        (4.0, 1.0, (), False),
+        (0.2, 1.0, (), True),
+        (4.0, 0.0, (), True),
+        (4.0, 1.0, (ALWAYS,), True),
+        (None, 1.0, (), True),
+    ],
+    ids=["parted from us", "it hangs", "its process ended", "another one serves", "nobody used it"],
+)
+def test_a_gateway_that_only_we_do_not_reach_is_not_restarted(
+    arrivals: float | None, running: float, others: tuple[Floats, ...], is_treated: bool
+) -> None:
+    """A restart would have ended every stream of a gateway that served, for a way to it that was cut."""
+    store = SeriesStore()
+    told = [({METRIC_NAME: "up", "job": "llm-gateway", "instance": "a"}, _until(40.0))]
+    told += [({METRIC_NAME: "up", "job": "llm-gateway", "instance": f"b{i}"}, up) for i, up in enumerate(others)]
+    told += [({METRIC_NAME: "fleet_gateway_process_up", "gateway": "a"}, np.where(AT > NOW - 70, running, 1.0))]
+    for number in range(3):
+        of = {"node": f"node-{number}", "pool": "chat", "model": "m", "engine": "vllm"}
+        told += [({METRIC_NAME: "llm:up", **of}, ALWAYS)]
+        if arrivals is not None:
+            told += [({METRIC_NAME: "llm:arrivals:rate", **of}, np.where(AT > NOW - 30, arrivals / 3, 4.0 / 3))]
+    ms = np.round(AT * 1000).astype(np.int64)
+    store.append_matrix([LabelSet.of(labels) for labels, _ in told], ms, np.array([values for _, values in told]))
+    found = judge(builtin_knowledge(), ["gateway"], [], {}, store, NOW)
+    assert found.cause == "gateway_down"
+    assert (found.awaits == "") is is_treated, found.awaits
