@@ -165,7 +165,7 @@ def test_a_node_that_is_left_out_by_its_probe_may_have_read_more_than_its_peers(
 
 def test_beside_a_straggler_whose_host_and_card_tell_nothing_its_host_is_looked_at_next() -> None:
     seen = "steps_slower fell_behind slower_beyond_work"
-    unknown = "host_steals host_loaded gpu_clock_low gpu_clock_fell"
+    unknown = "host_steals host_loaded host_throttled gpu_clock_low gpu_clock_fell"
     assert _judged("gray", seen, unknown).runner_up == "busy_host"
 
 
