@@ -96,6 +96,18 @@ def test_the_page_for_operators_lists_every_alert_as_it_is() -> None:
     assert listed == {(view.name, view.severity) for view in views}
 
 
+def test_what_the_page_for_operators_says_of_an_alert_begins_with_its_severity_and_names_runbooks_that_exist() -> None:
+    text = (ROOT / "docs/alerts.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| [LLM")]
+    says = dict(re.findall(r"^## (\w+)\n\n(.+)", text, re.MULTILINE))
+    pages = {path.stem for path in (ROOT / "runbooks/library").glob("*.md")}
+    for row in rows:
+        name, severity, first_step = row[1].strip()[1:].partition("]")[0], row[2].strip(), row[5].strip()
+        assert first_step, name
+        assert says[name].startswith(f"{severity}. "), name
+        assert set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", first_step)) <= pages, name
+
+
 @needs_promtool
 @pytest.mark.parametrize("path", builtin_case_files(), ids=lambda path: path.stem)
 def test_promtool_agrees_with_our_cases(path: Path, tmp_path: Path) -> None:
