@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 AnswerWord = Literal["yes", "no", "unknown"]
 Confidence = Literal["confirmed", "likely", "unknown"]
@@ -74,6 +74,30 @@ def in_brief(diagnosis: Diagnosis) -> str:
 ITSELF = "the alert is the cause; "
 """How a reason begins where there is nothing behind an alert that could be found."""
 SAYS_ITSELF = "says itself what is wrong"
+
+
+NOTHING_WRONG = "nothing was wrong"
+
+
+class Verdict(Protocol):
+    """A diagnosis, or the record of one, as far as it says whether anything is left to find."""
+
+    @property
+    def cause(self) -> str | None: ...
+    @property
+    def confidence(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+
+
+def instead_of_a_cause(found: Verdict) -> str:
+    """What is known where no cause has a name, in words: that the alert says what is wrong, or that nothing is. "": a
+    cause is named, or is to be found yet."""
+    if found.cause is not None:
+        return ""
+    if SAYS_ITSELF in found.title:
+        return "its alert says the cause"
+    return NOTHING_WRONG if found.confidence == "confirmed" else ""
 
 
 def what_to_do(reason: str, labels: Mapping[str, str]) -> str:

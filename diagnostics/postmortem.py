@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from diagnostics.diagnosis import NOTHING_WRONG, instead_of_a_cause
 from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import (
@@ -137,9 +138,11 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
     if mitigated_s is None:
         return f"{asked}; it is not mitigated."
     has_cause = incident.diagnosis is not None and incident.diagnosis.cause is not None
-    named_s = took.to_diagnose_s if has_cause else None
+    instead = instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else ""
+    named_s = took.to_diagnose_s if has_cause else 0.0 if instead else None
     parts = [
-        f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named",
+        instead
+        or (f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named"),
         f"it was mitigated after {format_seconds(mitigated_s)}{_by_rollback(incident, back)}"
         if took.to_mitigate_s is not None
         else f"it ended after {format_seconds(mitigated_s)}, mitigated by no run",
@@ -176,6 +179,7 @@ def render(report: PostmortemInput) -> str:
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
         effects=report.effects,
+        instead=instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else "",
         taken_back=back,
         came_back=[one.at for one in incident.timeline if one.kind == "incident.reopened"],
         decided=_decided(incident, took),
@@ -208,7 +212,8 @@ def unknowns(report: PostmortemInput) -> list[str]:
         gaps.append("The cause: no tree was walked.")
     else:
         if incident.diagnosis.cause is None:
-            gaps.append(f"The cause: {incident.diagnosis.title or 'the tree named none'}.")
+            if not instead_of_a_cause(incident.diagnosis):
+                gaps.append(f"The cause: {incident.diagnosis.title or 'the tree named none'}.")
         elif incident.handling.correction is not None:
             by = incident.handling.correction.by
             gaps.append(
@@ -240,9 +245,12 @@ def follow_ups(report: PostmortemInput) -> list[str]:
     """What the record itself asks for, then what people added."""
     incident, found = report.incident, []
     diagnosis = incident.diagnosis
-    if diagnosis is None or diagnosis.cause is None:
+    instead = instead_of_a_cause(diagnosis) if diagnosis is not None else ""
+    if instead == NOTHING_WRONG:
+        found.append(f"An alert fired although {instead}: see how often it does, with fleetctl alerts backtest.")
+    elif not instead and (diagnosis is None or diagnosis.cause is None):
         found.append("Find the cause by hand, then add the question that would have found it to a tree.")
-    elif diagnosis.not_known:
+    elif diagnosis is not None and diagnosis.not_known:
         found.append('Make the signals available that the tree could not read (see "What is not known").')
     found += [
         f"Run {run.id} ({run.runbook}) ended {run.status}: {run.error or 'see its steps'}."

@@ -17,6 +17,8 @@ Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text
 That is the word of {{ incident.handling.correction.by | text }}; the verdict had been \
 {{ (incident.handling.correction.was or "no cause") | text }}.
 {% endif %}
+{% elif instead %}
+{{ diagnosis.title | text }}.
 {% elif diagnosis %}
 No cause was named: {{ diagnosis.title | text }}.
 {% else %}
@@ -92,7 +94,7 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 |---|---|---|
 | first bad sample | incident opened | {{ durations.to_detect_s | span }} |
 | {{ clock_from }} | cause named \
-| {{ durations.to_diagnose_s | span if diagnosis and diagnosis.cause else "none was named" }} |
+| {{ durations.to_diagnose_s | span if diagnosis and diagnosis.cause else (instead or "none was named") }} |
 | remedy proposed | decided | {{ decided }} |
 | {{ clock_from }} | mitigated{{ by_rollback | text if by_rollback else " by a run" }} | {{ mitigated }} |
 | {{ clock_from }} | resolved | {{ resolved }} |

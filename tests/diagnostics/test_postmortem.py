@@ -275,8 +275,34 @@ def test_the_evidence_is_that_by_which_the_cause_was_named_and_not_of_an_inciden
 def test_where_no_cause_was_named_no_time_is_told_in_which_it_was() -> None:
     diagnosis = make_record().diagnosis
     assert diagnosis is not None
-    text = page(diagnosis=diagnosis.model_dump() | {"cause": None, "title": "it says itself what is wrong"})
+    unknown = {"cause": None, "confidence": "unknown", "title": "No known cause fits what was measured"}
+    text = page(diagnosis=diagnosis.model_dump() | unknown)
     assert "| incident opened | cause named | none was named |" in text
+    assert "No cause was named: No known cause fits" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "confidence", "said"),
+    [
+        ("LLMReceiverFailing says itself what is wrong: mend its URL", "unknown", "its alert says the cause"),
+        ("Nothing is wrong: it warms up", "confirmed", "nothing was wrong"),
+    ],
+)
+def test_what_is_known_without_a_named_cause_is_not_told_as_unknown_nor_as_work(
+    title: str, confidence: str, said: str
+) -> None:
+    """ "No cause was named: it says itself what is wrong", "What is not known: the cause", "find the cause by hand"."""
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    known = {"cause": None, "confidence": confidence, "title": title, "not_known": []}
+    text = page(severity="page", diagnosis=diagnosis.model_dump() | known)
+    assert f"\n{title}.\n" in text
+    assert f"| incident opened | cause named | {said} |" in text
+    assert f"of its opening; {said} and it was mitigated after" in text
+    assert ": met." in text
+    for untrue in ("No cause was named", "no cause was named", "The cause:", "Find the cause by hand"):
+        assert untrue not in text
+    assert ("although nothing was wrong" in text) is (confidence == "confirmed")
 
 
 def test_evidence_that_was_read_without_a_tree_is_on_the_page_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diagnostics.diagnosis import SAYS_ITSELF, in_brief
+from diagnostics.diagnosis import in_brief, instead_of_a_cause
 from diagnostics.incident import Incident
 from diagnostics.record import WIDE_BUCKETS_S, Impact
 from diagnostics.severity import sev_level
@@ -53,7 +53,7 @@ def cause_words(incident: Incident) -> str:
     if diagnosis is None:
         return "not known yet"
     if diagnosis.cause is None:
-        if SAYS_ITSELF in diagnosis.title or diagnosis.confidence == "confirmed":  # that nothing is wrong is known
+        if instead_of_a_cause(diagnosis):
             return diagnosis.title
         return f"not known: {diagnosis.title}" if diagnosis.title else "not known"
     return f"{in_brief(diagnosis)}: {diagnosis.title}" if diagnosis.title else in_brief(diagnosis)
