@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from alerts.evaluation.worsening import Way, agreed, worsens
 from alerts.labels import EMPTY, METRIC_NAME, LabelSet
 from alerts.promql import evaluate_vector
 from alerts.promql.evaluator import LOOKBACK_MS
-from alerts.promql.nodes import is_empty_without_series, metric_names
+from alerts.promql.nodes import Node, is_empty_without_series, metric_names
 from alerts.promql.shared_results import SharedResults
 from alerts.promql.values import SAME_LABELS, Vector, empty_vector, single
 from alerts.sample import to_ms
@@ -146,8 +147,13 @@ class RuleEngine:
         """Which way the value of an alert of this name gets worse."""
         found = self._worsens.get(name)
         if found is None:
-            rules = (rule for group in self._groups for rule in group.rules if rule.kind == "alert")
-            found = self._worsens[name] = agreed(worsens(rule.query.root) for rule in rules if rule.name == name)
+            rules = [rule for group in self._groups for rule in group.rules]
+            records: dict[str, list[Node]] = defaultdict(list)
+            for rule in rules:
+                if rule.kind == "record":
+                    records[rule.name].append(rule.query.root)
+            alerts = [rule.query.root for rule in rules if rule.kind == "alert" and rule.name == name]
+            found = self._worsens[name] = agreed(worsens(root, records) for root in alerts)
         return found
 
     def mark_all_unknown(self, now: float) -> list[AlertChange]:

@@ -18,8 +18,12 @@ from alerts.promql import parse
         ("llm:up == 0", 0),
         ("(a > bool 3) == 1", 0),
         ("80 < llm:waiting", 0),
-        ("absent(llm:up)", 0),
+        ("llm:waiting and on (pool) llm:up < 1", 1),
+        ("label_replace(llm:free < 3, 'a', 'b', '', '')", -1),
+        ("hits_fell", -1),
+        ("hits_fell unless on (node) llm:up == 1", -1),
     ],
 )
 def test_an_alert_gets_worse_the_way_its_comparison_goes(expression: str, way: int) -> None:
-    assert worsens(parse(expression).root) == way
+    records = {"hits_fell": [parse("llm:hits < 0.7 * (llm:hits offset 1h)").root]}
+    assert worsens(parse(expression).root, records) == way
