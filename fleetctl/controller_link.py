@@ -19,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.kit.http_url import is_http_url
 from fleetctl.kit.line_feed import lines_of
 from fleetctl.wire import Problem
 
@@ -199,12 +200,13 @@ class ControllerLink:
 
 
 def _checked(url: str) -> str:
+    remedy = "give one like http://127.0.0.1:7700"
     try:
         text = str(httpx.URL(url)).rstrip("/")
     except httpx.InvalidURL as error:
-        raise BadInputError(f"{url!r} is no URL: {error}", remedy="give one like http://127.0.0.1:7700") from error
-    if not text.startswith(("http://", "https://")):
-        raise BadInputError(f"{url!r} is no HTTP URL", remedy="give one like http://127.0.0.1:7700")
+        raise BadInputError(f"{url!r} is no URL: {error}", remedy=remedy) from error
+    if not is_http_url(url):
+        raise BadInputError(f"{url!r} is no HTTP URL", remedy=remedy)
     return text
 
 

@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,7 +20,7 @@ from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, fr
 from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
-from fleetctl.cli.remedy import with_command
+from fleetctl.cli.remedy import command_meant, with_command
 from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ Start with [bold]fleetctl up[/], look with [bold]fleetctl top[/], and read the s
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 refused by a guard, 4 unknown or unreachable.
 """
+
+PAGED = (
+    "Paged? [bold]fleetctl get incidents[/] says what is open, [bold]fleetctl diagnose[/] why, and"
+    " [bold]fleetctl top[/] shows both and asks before it acts."
+)
+"""The last line of the help, which is longer than a terminal: what a person sees first."""
 
 
 def build() -> typer.Typer:
@@ -72,6 +79,7 @@ def _build_of(modules: Sequence[str], stubs: Iterable[str]) -> typer.Typer:
     app = typer.Typer(
         name="fleetctl",
         help=HELP,
+        epilog=PAGED,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -146,7 +154,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         remedy = with_command(error.message, error.remedy, error.exit_code, from_verb(words))
         return _told(_problem(error.message, remedy, error.exit_code), words)
     except USAGE_ERRORS as error:
-        return _told(_usage_problem(error), words)
+        return _told(_usage_problem(error, words), words)
     except typer.Abort:
         return _told(
             _problem(
@@ -167,7 +175,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def asked_for_data(words: Sequence[str]) -> ListOutput | None:
     """JSON or YAML when these words ask for it; None otherwise. Words that can't be parsed may ask for it too."""
     forms: list[str] = []
-    for word, value in zip(words, [*words[1:], ""], strict=True):
+    for word, value in pairwise([*words, ""]):
         if word in ("-o", "--output"):
             forms.append(value)
         elif word.startswith(("-o", "--output=")):
@@ -175,12 +183,21 @@ def asked_for_data(words: Sequence[str]) -> ListOutput | None:
     return ListOutput(forms[-1]) if forms and forms[-1] in DATA else None
 
 
-def _usage_problem(error: Exception) -> Problem:
+def _usage_problem(error: Exception, words: Sequence[str]) -> Problem:
     """A command that can't be parsed: what is wrong with it, and where its help is."""
+    meant = command_meant(from_verb(words), _kinds)
+    if meant is not None:
+        return _problem(f"No such command '{first_word(words)}'.", meant, 2)
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "message", error)) if context is None else error.format_message()  # type: ignore[attr-defined]
     path = context.command_path if context is not None else "fleetctl"
     return _problem(" ".join(message.split()), f"{path} --help", 2)
+
+
+def _kinds() -> Iterable[str]:
+    from fleetctl.cli.kinds import Kind
+
+    return [kind.value for kind in Kind]
 
 
 def _problem(error: str, remedy: str | None, exit_code: int) -> Problem:

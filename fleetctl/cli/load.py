@@ -16,6 +16,7 @@ from fleetctl.cli.context import current, gateway_url
 from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_fields, seconds, stderr, stdout
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
+from fleetctl.kit.http_url import is_http_url
 from fleetctl.load.rate_shape import RateShape, shaped
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def register(app: typer.Typer) -> None:
         from fleetctl.load.client import LoadSettings
 
         target = (url or gateway_url(current().settings())).rstrip("/").removesuffix("/v1")
+        if not is_http_url(target):
+            raise BadInputError(f"{url!r} is no HTTP URL", remedy="give one like http://127.0.0.1:7800")
         lasts_s = duration_s("--for", lasts, "a run")
         if trace is None:
             shapes = _generated(rate or 4.0, prompt_tokens, output_tokens, long_share, long_tokens, seed)

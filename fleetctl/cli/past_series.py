@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetctl.cli.file_input import read_or_refuse
 from fleetctl.kit.errors import BadInputError, UnreachableError
+from fleetctl.kit.http_url import is_http_url
 
 if TYPE_CHECKING:
     from alerts.evaluation.rules import RuleGroup
@@ -82,8 +83,8 @@ def server_of(url: str, token_file: Path | None, ca_file: Path | None, timeout_s
     token = secret(token_file) if token_file else None
     if ca_file and not ca_file.is_file():
         raise BadInputError(f"--ca-file: {ca_file}: no such file")
-    if not url.startswith(("http://", "https://")):
-        raise BadInputError(f"--prometheus: {url!r} is no URL", remedy="e.g. http://prometheus:9090")
+    if not is_http_url(url):
+        raise BadInputError(f"--prometheus: {url!r} is no HTTP URL", remedy="e.g. http://prometheus:9090")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return PrometheusServer(url, headers, verify=str(ca_file) if ca_file else True, timeout_s=timeout_s)
 

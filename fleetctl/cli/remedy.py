@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fleetctl.cli.command_table import COMMANDS
 from fleetctl.cli.examples import EXAMPLES
@@ -28,6 +28,19 @@ def with_command(error: str, remedy: str | None, exit_code: int, words: Sequence
     kind = f"{missing[1]}s" if missing is not None else ""
     command = f"fleetctl get {kind}" if kind else next_command(exit_code, words)
     return f"{remedy}; {command}" if remedy else command
+
+
+def command_meant(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> str | None:
+    """What to type where the first word is no command, and it is sure what was meant: a kind's name, or `help`.
+
+    `kinds` are read for such words alone: it takes as long as all else.
+    """
+    if not words or words[0] in COMMANDS:
+        return None
+    if words[0] == "help":
+        return " ".join(("fleetctl", *_command_in(words[1:]), "--help"))
+    named = [kind for kind in kinds() if words[0] in (kind, kind.removesuffix("s"))]
+    return f"fleetctl get {named[0]}" if named else None
 
 
 def names_command(text: str) -> bool:

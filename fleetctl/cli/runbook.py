@@ -154,7 +154,9 @@ def register(app: typer.Typer) -> None:
             stdout().print(visible(problem), markup=False)
         if problems:
             raise typer.Exit(2)
-        stdout().print(f"{len(files)} pages: no error" if files else "all pages: no error", markup=False)
+        stdout().print(
+            f"{len(files)} page{'s' * (len(files) > 1)}: no error" if files else "all pages: no error", markup=False
+        )
 
 
 def _lint(files: list[Path], folders: list[Path]) -> list[str]:
@@ -170,6 +172,12 @@ def _lint(files: list[Path], folders: list[Path]) -> list[str]:
         where: dict[str, str] = {}
         for file in files:
             copy = pages / file.name
+            if file.suffix != ".md":
+                raise BadInputError(f"{file}: no page: its name does not end in .md", remedy="name Markdown files")
+            if str(copy) in where:
+                raise BadInputError(
+                    f"{file} and {where[str(copy)]}: two pages of one name", remedy="give one at a time"
+                )
             try:
                 copy.write_bytes(file.read_bytes())
             except OSError as error:

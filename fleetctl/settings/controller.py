@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
+from fleetctl.kit.http_url import is_http_url
 from fleetctl.settings.section import Section
 
 
@@ -149,8 +150,8 @@ class ControllerSettings(Section):
     @field_validator("heartbeat_url")
     @classmethod
     def _is_url(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None and not url.get_secret_value().startswith(("https://", "http://")):
-            raise ValueError("not a URL: it begins with https:// or http://")  # and is not repeated: it is a secret
+        if url is not None and not is_http_url(url.get_secret_value()):
+            raise ValueError("not a URL like https://host/path")  # and is not repeated: it is a secret
         return url
 
     @property

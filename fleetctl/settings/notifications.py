@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.http_url import is_http_url
 from fleetctl.settings.section import Section
 
 RECEIVER_NAME = r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$"
@@ -329,13 +329,3 @@ class LinkSettings(Section):
         description="An incident's page, `{incident}` being its id.",
         json_schema_extra={"default": "<controller.url>/v1/incidents/{incident}/postmortem?format=html"},
     )
-
-
-def is_http_url(url: str) -> bool:
-    """Whether it is one that can be asked: HTTP, with a host, without white space."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(host) and not any(c.isspace() for c in url)

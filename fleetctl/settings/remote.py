@@ -9,6 +9,7 @@ from typing import ClassVar
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.http_url import is_http_url
 from fleetctl.settings.section import Section
 
 
@@ -67,7 +68,7 @@ class RemoteServer(Credentials):
     @classmethod
     def _is_plain_http_url(cls, url: str) -> str:
         host = url.partition("://")[2].split("/")[0]
-        if not url.startswith(("http://", "https://")) or not host or any(c.isspace() for c in url):
+        if not is_http_url(url):
             raise ValueError(f"expected a URL like {cls.example}")
         if "@" in host:
             raise ValueError("no user or password in the URL: use username and password_file")

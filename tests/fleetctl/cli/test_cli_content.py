@@ -128,3 +128,21 @@ async def test_list_and_reload_show_sources_and_overrides_within_80_columns(
             assert 'unknown cause "noisy"' in told
     finally:
         stop_all(tmp_path / "state")
+
+
+def test_a_file_that_no_folder_would_load_as_a_page_is_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "drain-node.txt"
+    page.write_text("---\nname: drain-node\n---\n")
+    assert run(["runbook", "lint", str(page)]) == 2
+    assert ".md" in capsys.readouterr().err
+
+
+def test_two_pages_of_one_name_are_not_checked_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / folder / "page.md" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("no page")
+    assert run(["runbook", "lint", *map(str, files)]) == 2
+    assert "two pages of one name" in capsys.readouterr().err

@@ -183,6 +183,42 @@ def test_exit_codes_are_those_of_the_contract(fleetctl: Run, words: tuple[str, .
     assert fleetctl(*words)[0] == code
 
 
+@pytest.mark.parametrize("words", [(), ("runbook",)], ids=str)
+def test_a_command_without_its_words_prints_its_help(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(list(words)) == 2
+    told = capsys.readouterr()
+    assert "Usage: fleetctl" in told.out
+    assert told.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("incidents",), "fleetctl get incidents"),
+        (("rollouts", "-o", "json"), "fleetctl get rollouts"),
+        (("help",), "fleetctl --help"),
+        (("help", "drain", "node-1"), "fleetctl drain --help"),
+    ],
+    ids=str,
+)
+def test_a_word_that_is_no_command_is_answered_with_the_one_that_was_meant(
+    fleetctl: Run, words: tuple[str, ...], command: str
+) -> None:
+    code, _, err = fleetctl(*words)
+    assert code == 2
+    assert f"try: {command}\n" in err
+
+
+@pytest.mark.parametrize(
+    "url", ["host:7700", "http://", "http://127.0.0.1:99999", "ftp://host", "http://[::1", "http://a b"]
+)
+def test_a_controller_that_is_no_url_is_bad_input(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--controller", url, "get", "nodes"]) == 2
+    assert "give one like http://" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [("runbook", word, "run-9") for word in ("approve", "deny", "cancel")], ids=str)
 def test_what_answers_takes_yes_as_what_asks_does(fleetctl: Run, words: tuple[str, ...]) -> None:
     code, _, err = fleetctl(*words, "-y")
