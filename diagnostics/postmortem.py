@@ -178,6 +178,7 @@ def render(report: PostmortemInput) -> str:
         clock_from="incident opened" if incident.clock_at is None else "it came back",
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
+        is_read_then=incident.resolved_at is not None and incident.handling.correction is None,
         effects=report.effects,
         instead=instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else "",
         taken_back=back,
@@ -263,7 +264,15 @@ def follow_ups(report: PostmortemInput) -> list[str]:
             f"The verdict said {correction.was or 'no cause'}, it was {correction.cause or 'none that has a name'}:"
             " keep the incident's file as a case (fleetctl incident export), and mend what misled it."
         )
-    if not any(run.status == "succeeded" for run in incident.runs) and taken_back(report) is None:
+    found += [
+        f"Run {run.id} ({run.runbook}) was proposed, and nobody answered in {format_seconds(_open_s(run))}: see who was"
+        " told, and when (fleetctl describe incident)."
+        for run in incident.runs
+        if _is_unanswered(run)
+    ]
+    is_refused = any(run.status == "denied" or _is_unanswered(run) for run in incident.runs)
+    is_ended = any(run.status == "succeeded" for run in incident.runs) or taken_back(report) is not None
+    if not is_ended and not is_refused:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:
         lost = "1 request was" if report.impact.lost == 1 else f"{report.impact.lost} requests were"
@@ -282,6 +291,15 @@ def follow_ups(report: PostmortemInput) -> list[str]:
             f" {format_seconds(objective_s)}: see whether users feel that it is over."
         )
     return found + list(report.follow_ups)
+
+
+def _is_unanswered(run: RunRecord) -> bool:
+    """Whether it was proposed and taken back, as what it was for had passed before anybody's word."""
+    return run.status == "cancelled" and run.decided_at is None and not run.is_apart
+
+
+def _open_s(run: RunRecord) -> float:
+    return max(0.0, run.updated_at - run.created_at)
 
 
 def _walked_at(incident: IncidentRecord) -> float | None:

@@ -10,7 +10,9 @@ Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text
 ## Summary
 
 {% if diagnosis and diagnosis.cause %}
-{{ diagnosis.title | text }}. Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}). \
+{{ diagnosis.title | text }}\
+{% if is_read_then and walked_at %} (as it was at {{ walked_at | clock }}){% endif %}. \
+Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}). \
 {% if diagnosis.also %}Beside it: **{{ diagnosis.also | text }}**. {% endif %}
 {% if incident.handling.correction %}
 
@@ -213,7 +215,7 @@ Verification: {{ run.verification | text }}
 {% endif %}
 {% if run.error %}
 
-Error: {{ run.error | text }}
+{{ "Why" if run.status in ("cancelled", "denied", "expired") else "Error" }}: {{ run.error | text }}
 {% endif %}
 
 {% else %}

@@ -438,6 +438,26 @@ def test_a_rollout_that_went_back_is_what_mitigated_it(
     assert ("No runbook resolved this" in text) != is_taken_back
 
 
+def test_a_proposal_that_nobody_answered_asks_who_was_told_and_for_no_runbook() -> None:
+    """ "No runbook resolved this: write one for the cause", and "Error: its alerts cleared", of one that was there."""
+    run = make_record().runs[0].model_dump()
+    passed = {"status": "cancelled", "decided_by": None, "decided_at": None, "error": "its alerts cleared before"}
+    text = page(runs=[run | passed | {"created_at": OPENED + 3, "updated_at": OPENED + 63}])
+    assert "was proposed, and nobody answered in 60 s: see who was told" in text
+    assert "No runbook resolved this" not in text
+    assert "Why: its alerts cleared before" in text
+    denied = page(runs=[run | {"status": "denied"}])
+    assert "nobody answered" not in denied
+    assert "No runbook resolved this" not in denied
+
+
+def test_the_numbers_of_a_verdict_that_is_over_stand_with_when_they_were_read() -> None:
+    """ "2.4 times as long as its peers'" was of its third second, and the worst was twenty."""
+    verdict = event("diagnosis.named", 3, cause="slow_node", confidence="confirmed")
+    assert "(as it was at 22:13:21). Cause: **slow_node**" in page(timeline=[verdict])
+    assert "as it was at" not in page(timeline=[verdict], resolved_at=None, status="open")
+
+
 def test_of_one_that_goes_on_the_page_says_that_it_is_not_there_yet() -> None:
     waits = make_record().runs[0].model_dump() | {"status": "proposed", "decided_by": None, "decided_at": None}
     text = page(resolved_at=None, status="open", runs=[waits])
