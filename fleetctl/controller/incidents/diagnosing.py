@@ -132,8 +132,8 @@ class Diagnosing:
         incident = self._book.get(incident_id)
         if incident is None:
             return
-        its = incident.diagnosis.its_node if incident.diagnosis is not None else ""
-        is_gone = its != "" and its not in self._known_nodes()
+        its, known = incident.diagnosis.its_node if incident.diagnosis is not None else "", self._known_nodes()
+        is_gone = bool(its and known) and its not in known  # none is known right after a start
         why = f"{its} was taken out" if is_gone else why
         considered = course.consider(incident, found, is_gone=is_gone)
         stands = considered.incident.diagnosis
