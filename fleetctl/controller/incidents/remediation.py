@@ -166,6 +166,9 @@ class Remediation:
             if (own := self._own_incident(its, cause)) is not None:
                 await self._say_impossible(incident, f"{its} has an incident of its own, and its remedy there: {own}")
                 return True
+            if not any(node.name == its and node.wanted for node in nodes):
+                await self._say_impossible(incident, f"{its}, which the verdict names, was taken out")
+                return True
             scope |= {"node": its}
         inputs, missing = inputs_from_scope(page, scope, used, given_names(nodes))
         if missing:

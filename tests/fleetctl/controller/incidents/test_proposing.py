@@ -127,3 +127,11 @@ async def test_a_node_with_an_incident_of_its_own_is_treated_there_alone(tmp_pat
         await proposed(controller, clock)
         assert [run.incident_id for run in controller.journal.list()] == [own.id]
         assert await not_proposed(controller) == [f"node-2 has an incident of its own, and its remedy there: {own.id}"]
+
+
+async def test_what_was_taken_out_is_not_proposed_to_be_replaced_once_more(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with seen_fleet(tmp_path, clock) as controller:
+        await named(controller, clock, {"pool": "default"}, replace(DOWN, its_node="node-9"))
+        assert await proposed(controller, clock) == []
+        assert await not_proposed(controller) == ["node-9, which the verdict names, was taken out"]
