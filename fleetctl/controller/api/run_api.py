@@ -14,7 +14,7 @@ from fleetctl.controller.api.told_now import incident_stored, run_told
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import RunRefusedError, note, read_body
 from fleetctl.controller.http_pages import MAX_PAGE, PageAsked, listed
-from fleetctl.controller.incidents.remediation import given_names, new_nodes, with_new_nodes
+from fleetctl.controller.incidents.new_node_names import given_names, new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import run_view, runbook_view
 from fleetctl.wire import ActionRequest, ApprovalRequest, CancelRequest, RunOrder, RunRequest, VerbInfo
 from runbooks.executor import OrderKind

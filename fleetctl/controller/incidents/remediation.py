@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 from pydantic import TypeAdapter
@@ -16,6 +15,7 @@ from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.by_hand import in_force_words, missing_words, words_for_node
 from fleetctl.controller.incidents.incident_book import IncidentBook
+from fleetctl.controller.incidents.new_node_names import NO_NAMES, given_names, with_new_nodes
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.deploy_before import deploy_before, nothing_to_take_back
@@ -28,7 +28,7 @@ from runbooks.executor import Executor
 from runbooks.guard import Policy, needs_person
 from runbooks.journal import Journal
 from runbooks.page import Page
-from runbooks.ports import Lookup, NodeFacts
+from runbooks.ports import Lookup
 from runbooks.run import Run, RunStatus
 from runbooks.template import fill
 from runbooks.value import ValueType
@@ -36,7 +36,6 @@ from runbooks.value import ValueType
 log = structlog.get_logger()
 
 _BREAKER_VALUES = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
-NO_NAMES: Mapping[str, Sequence[str]] = {}
 WATCH_EVERY_S = 5.0  # between two looks at it, for people: each start looks by itself
 ROLLBACK_PAGE = "rollback-pool"
 WITHDRAWER = "controller"  # who cancels what it proposed itself
@@ -364,46 +363,3 @@ async def seen_inputs(
         if value is not None and 1 <= value < MAX_SEEN_TOKENS:
             found[name] = f"{float(f'{value:.2g}'):.0f}"
     return found
-
-
-def given_names(nodes: Iterable[NodeFacts]) -> dict[str, Sequence[str]]:
-    """By node, the names that nodes like it can have, where not any."""
-    return {node.name: node.capacity.names for node in nodes if node.capacity.names}
-
-
-def with_new_nodes(
-    page: Page, inputs: Mapping[str, str], used: Collection[str], given: Mapping[str, Sequence[str]] = NO_NAMES
-) -> dict[str, str]:
-    """The inputs, with a fresh name for every new node that the caller left to us; one of those `given`, where a node
-    like that can't have any."""
-    node = inputs.get("node", "node-1")
-    fresh = {
-        name: given[node][0] if node in given else fresh_name(node, used)
-        for name in page.inputs
-        if _is_new_node(page, name) and name not in inputs
-    }
-    return {**inputs, **fresh}
-
-
-def new_nodes(page: Page, inputs: Mapping[str, str]) -> dict[str, str]:
-    """Those of the inputs that name a new node."""
-    return {name: value for name, value in inputs.items() if _is_new_node(page, name)}
-
-
-def _is_new_node(page: Page, name: str) -> bool:
-    spec = page.inputs.get(name)
-    return spec is not None and spec.type is ValueType.NEW_NODE
-
-
-def fresh_name(name: str, used: Collection[str]) -> str:
-    """node-2 becomes node-2b, then node-2c...; a name that was ever used is not used again."""
-    match = re.fullmatch(r"(.*\d)([b-z])?", name)
-    base = match[1] if match else name
-    if match:
-        for letter in "bcdefghijklmnopqrstuvwxyz":
-            if f"{base}{letter}" not in used and len(base) < 63:
-                return f"{base}{letter}"
-    number = 2
-    while f"{base[:50]}-{number}" in used:
-        number += 1
-    return f"{base[:50]}-{number}"

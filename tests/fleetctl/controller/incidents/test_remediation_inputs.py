@@ -10,9 +10,9 @@ from diagnostics.cause import builtin_causes
 from diagnostics.incident import Incident, IncidentStatus
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.incidents.by_hand import missing_words
+from fleetctl.controller.incidents.new_node_names import fresh_name
 from fleetctl.controller.incidents.remediation import (
     blocking_run,
-    fresh_name,
     inputs_from_scope,
     is_for_scope,
     seen_inputs,
