@@ -17,7 +17,19 @@ from alerts.review.lint_signals import SCRAPE_METRICS, declared_engines
 GPU_EXPORTER = "dcgm"
 # Told beside the engine: by us, by routers and gateways that are not ours, by the host's and the platform's exporters.
 _OURS = ("fleet_", "gateway_", "controller_", "fleetctl_", "ALERTS")
-_BESIDE = (*_OURS, "sgl_router_", "vllm_router_", "envoy_", "nginx_", "litellm_", "kube_", "node_")
+_BESIDE = (
+    *_OURS,
+    "sgl_router_",
+    "vllm_router_",
+    "envoy_",
+    "nginx_",
+    "litellm_",
+    "kube_",
+    "node_",
+    "container_",
+    "probe_",
+    "certmanager_",
+)
 
 
 @dataclass(frozen=True, slots=True)
