@@ -78,6 +78,17 @@ def test_a_serving_process_is_not_what_holds_requests_up_where_the_engine_is_far
     assert "frontend_bound" not in named("capacity", f"{seen} steps_far_slower", kind="pool")
 
 
+def test_no_tenant_is_named_where_nobody_tells_them_apart() -> None:
+    """Behind one giant prompt everybody waited: "one tenant takes the room of the others", 98 % sure."""
+    seen = "queue_waits ttft_up ttft_tail_up e2e_up clients_hang_up seats_free waits_without_work"
+    assert "tenant_flood" not in named("capacity", seen, kind="pool", unknown="tenant_grew tenant_holds_more")
+
+
+def test_a_cache_that_is_full_for_some_seconds_is_not_named() -> None:
+    assert named("latency", "kv_full", kind="pool") == ("kv_pressure",)
+    assert "kv_pressure" not in named("latency", "kv_full full_for_a_moment", kind="pool")
+
+
 def test_a_router_that_waits_for_a_node_that_is_gone_is_named_beside_its_death() -> None:
     assert set(named("node", "silent nodes_fewer gone_for_others held_at_gateway arrivals_down served_fell")) == {
         "node_down",
@@ -319,6 +330,15 @@ CASES = [
     ("downstream", "node", "silent most_silent nodes_fewer"),
     ("slow_tool", "gateway", "arrivals_down arrivals_dropped gpu_idler_than_before tokens_fell"),
     ("autoscaler_thrash", "controller", "size_reverses changed_size"),
+    # A deploy a quarter of an hour before: what tells by itself of something else is not its doing.
+    (
+        "autoscaler_thrash",
+        "latency",
+        "size_reverses changed_size new_revision changed_deploy restarted_before ttft_up queue_waits kv_full preempts"
+        " preempts_much e2e_up kv_full_first idle_peers ttft_tail_up ttft_median_up",
+    ),
+    ("client_disconnects", "errors", "clients_hang_up new_revision"),
+    ("downstream", "gateway", "lost_on_the_way queue_waits"),
     ("signals_frozen", "signals", "numbers_frozen no_steps"),
     ("probe_too_strict", "node", "ended_when_full process_ended silent refuses arrivals_up queue_waits nodes_work"),
     ("out_of_memory", "errors", "memory_ran_full memory_full errors_up"),
