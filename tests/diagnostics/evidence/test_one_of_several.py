@@ -176,3 +176,30 @@ def test_what_misses_scrapes_by_turns_is_not_silent_in_the_moment_in_which_all_o
     told: list[Series] = [("llm:running", _of(1), 30.0), ("llm:waiting", _of(1), 9.0), ("llm:seats", _of(1), 30.0)]
     assert _answer("seats_taken", *told, ("llm:up", _of(1), by_turns)) == "yes"
     assert _answer("seats_taken", *told, ("llm:up", _of(1), _then(1.0, 0.0, NOW - 20))) == "unknown"
+
+
+def test_a_pool_that_nobody_asks_may_give_its_memory_back() -> None:
+    told: list[Series] = [("llm:up", _of(number), 1.0) for number in (1, 2)]
+    told += [("llm:served:rate", _of(number), _then(1.0, 0.0)) for number in (1, 2)]
+    told += [("llm:gpu_memory_used_bytes", _of(2, gpu="0"), _then(74e9, 1e9))]
+    asked = ("gateway_inflight_requests", {"node": "node-2"}, 3.0)
+    assert _answer("cards_emptied", *told) == "no"
+    assert _answer("cards_emptied", *told, asked) == "yes"
+
+
+@pytest.mark.parametrize(("per_s", "answer"), [(0.2, "no"), (2.0, "yes")])
+def test_three_first_tokens_are_no_mean(per_s: float, answer: str) -> None:
+    """The last prompts are twice as late; where four came in twenty seconds, the minute is asked."""
+    late = [("llm:ttft_seconds:mean", _of(1), _then(0.4, 0.8, NOW - 5)), ("llm:first_tokens:rate", _of(1), per_s)]
+    assert _answer("ttft_up", *late) == answer
+
+
+@pytest.mark.parametrize(("started", "answer"), [((1, 2), "yes"), ((1,), "no")])
+def test_half_of_the_nodes_are_half_of_all_that_are_there(started: tuple[int, ...], answer: str) -> None:
+    """Two of the four tell no age."""
+    told: list[Series] = [("llm:up", _of(number), 1.0) for number in (1, 2, 3, 4)]
+    told += [
+        ("llm:deploy_age_seconds", _of(number), (lambda at: at - NOW + 900.0) if number in started else 90000.0)
+        for number in (1, 2)
+    ]
+    assert _answer("restarted_before", *told) == answer
