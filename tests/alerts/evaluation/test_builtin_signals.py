@@ -46,6 +46,8 @@ SWITCHED_ON = {
     "vllm:corrupted_requests_total",
     "vllm:kv_offload_load_bytes_total",
     "vllm:kv_offload_load_time_total",
+    "vllm:nixl_num_failed_transfers_total",
+    "vllm:nixl_num_kv_expired_reqs_total",
     "vllm:nixl_xfer_time_seconds_count",
     "vllm:nixl_xfer_time_seconds_sum",
     "vllm:num_requests_kv_fetch_by_stage",
