@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diagnostics.record import IncidentRecord, RunRecord
+from diagnostics.scope import scope_text
 from diagnostics.timechart import Chart, Line
 from diagnostics.value_format import format_value
 
 MAX_OWN, MAX_PEERS = 6, 8  # lines of one chart: more are a carpet
+SEEN_S = 10.0  # for at least so long a run that was verified has seen what it promised
 EFFECT_WINDOW_S = 60.0  # what is compared before a run began and after it ended
 # Of a node that is dead or hangs, what its series still say is what they said last.
 DEAD_NODE_ALERTS = frozenset({"LLMNodeDown", "LLMCoreDown", "LLMCoreStuck"})
@@ -70,7 +72,8 @@ def key_charts(series: Iterable[Series], record: IncidentRecord) -> tuple[Chart,
 
 def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecord) -> str:
     """What was measured in the incident's place before the run began, a minute at most and only since the incident did,
-    and in the minute after it ended; of a node that was replaced, at its replacement. "" where nothing was.
+    and in the minute after it ended, or from when what it promised was seen. Of a node that was replaced it is measured
+    after that at its replacement, of one that was taken out at the rest of its pool. "" where nothing was.
 
     A node that was dead or hung by then is not measured before: its last numbers tell of nobody's requests."""
     begun = [step.started_at for step in run.steps if step.started_at is not None]
@@ -81,7 +84,11 @@ def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecor
     began = record.onset_at if record.onset_at is not None else record.opened_at
     since = max(first - EFFECT_WINDOW_S, began) if began < first else first - EFFECT_WINDOW_S
     replacement = run.inputs.get("replacement") if run.inputs.get("node") == record.scope.get("node") else None
-    place_after = {**record.scope, "node": replacement} if replacement else record.scope
+    place_after = {**record.scope, "node": replacement} if replacement else dict(record.scope)
+    gone = "" if replacement else _taken_out(record, first)
+    if gone:
+        del place_after["node"]
+    seen_from = max(last, run.updated_at - SEEN_S) if run.status == "succeeded" and run.verification else last
     parts = []
     known = list(series)
     dead = {
@@ -96,11 +103,20 @@ def effect_words(run: RunRecord, series: Iterable[Series], record: IncidentRecor
         of_place = [(labels, p) for labels, p in of_key if _is_in(labels, record.scope)]
         before = _mean((p for labels, p in of_place if labels.get("node") not in dead), since, first)
         is_hollow = any(labels.get("node") in dead for labels, _ in of_place)
-        after = _mean((p for labels, p in of_key if _is_in(labels, place_after)), last, last + EFFECT_WINDOW_S)
+        of_after = (p for labels, p in of_key if _is_in(labels, place_after) and labels.get("node") != (gone or None))
+        after = _mean(of_after, seen_from, seen_from + EFFECT_WINDOW_S)
         if after is not None and (before is not None or is_hollow):
             told = "not measured" if before is None else format_value(before, key.unit)
             parts.append(f"{key.title} {told} before, {format_value(after, key.unit)} after")
-    return "; ".join(parts)
+    rest = f" (after it: the rest of {scope_text(place_after)}, as {gone} was taken out)" if gone and parts else ""
+    return "; ".join(parts) + rest
+
+
+def _taken_out(record: IncidentRecord, since: float) -> str:
+    """The incident's node, where it was stopped since then; "" where it was not, or where it is about several."""
+    node = record.scope.get("node", "")
+    events = (*record.timeline, *record.around)
+    return node if any(one.kind == "node.stopped" and one.node == node and one.at >= since for one in events) else ""
 
 
 def _lines(found: Sequence[Series], record: IncidentRecord) -> list[Line]:

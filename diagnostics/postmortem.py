@@ -35,6 +35,7 @@ from diagnostics.value_format import came_after, format_seconds, format_value
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 MAX_AROUND_ROWS = 60
 NOT_RECORDED = "not recorded"
+_NUMBER = re.compile(r"(?<![\w.-])\d")  # one that was measured, and not part of a name
 DEPLOY_SLACK_S = 15.0  # an onset is dated to a scrape: what began so long before its rollout may have begun with it
 
 
@@ -178,7 +179,10 @@ def render(report: PostmortemInput) -> str:
         clock_from="incident opened" if incident.clock_at is None else "it came back",
         verdicts=verdict_changes(incident),
         walked_at=_walked_at(incident),
-        is_read_then=incident.resolved_at is not None and incident.handling.correction is None,
+        is_of_then=incident.resolved_at is not None
+        and incident.handling.correction is None
+        and incident.diagnosis is not None
+        and _NUMBER.search(incident.diagnosis.title) is not None,
         effects=report.effects,
         instead=instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else "",
         taken_back=back,

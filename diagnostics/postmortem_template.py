@@ -11,7 +11,7 @@ Incident {{ incident.id | code }}, {{ level.name }} ({{ incident.severity | text
 
 {% if diagnosis and diagnosis.cause %}
 {{ diagnosis.title | text }}\
-{% if is_read_then and walked_at %} (as it was at {{ walked_at | clock }}){% endif %}. \
+{% if is_of_then and walked_at %} (as it was at {{ walked_at | clock }}){% endif %}. \
 Cause: **{{ diagnosis.cause | text }}** ({{ diagnosis.confidence | text }}). \
 {% if diagnosis.also %}Beside it: **{{ diagnosis.also | text }}**. {% endif %}
 {% if incident.handling.correction %}

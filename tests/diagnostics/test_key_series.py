@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnostics.key_series import effect_words
-from diagnostics.record import AlertRecord, IncidentRecord, RunRecord, StepLine
+from diagnostics.record import AlertRecord, EventRecord, IncidentRecord, RunRecord, StepLine
 
 ONSET, BEGAN, ENDED = 1_000.0, 1_030.0, 1_060.0
 
@@ -85,3 +85,21 @@ def test_of_a_pool_with_a_dead_node_the_others_are_measured() -> None:
         ttft_of("n1", 0.2, ENDED, ENDED + 60),
     ]
     assert effect_words(make_run(), series, record) == "p99 time to first token 500 ms before, 200 ms after"
+
+
+def test_a_rollback_is_measured_once_its_nodes_are_there_and_where_the_requests_went() -> None:
+    """It is ordered within a millisecond: "170 ms a step before, 200 ms after", of the node that it took out."""
+    step = StepLine(index=0, status="done", started_at=BEGAN, ended_at=BEGAN)
+    run = make_run().model_copy(update={"steps": [step], "updated_at": ENDED + 10, "verification": "held for 10 s"})
+    stopped = EventRecord(at=ENDED - 5, kind="node.stopped", text="node n2: stopped", node="n2")
+    record = make_record(node="n2", pool="chat").model_copy(update={"timeline": [stopped]})
+    series = [
+        ttft_of("n2", 1.9, ONSET, BEGAN),
+        ttft_of("n2", 2.6, BEGAN + 5, ENDED),
+        ttft_of("n4", 0.2, ENDED, ENDED + 60),
+    ]
+    assert effect_words(run, series, record) == (
+        "p99 time to first token 1.9 s before, 200 ms after (after it: the rest of pool chat, as n2 was taken out)"
+    )
+    stays = record.model_copy(update={"timeline": [], "scope": {"pool": "chat"}})
+    assert effect_words(run, series, stays) == "p99 time to first token 1.9 s before, 200 ms after"

@@ -454,8 +454,17 @@ def test_a_proposal_that_nobody_answered_asks_who_was_told_and_for_no_runbook() 
 def test_the_numbers_of_a_verdict_that_is_over_stand_with_when_they_were_read() -> None:
     """ "2.4 times as long as its peers'" was of its third second, and the worst was twenty."""
     verdict = event("diagnosis.named", 3, cause="slow_node", confidence="confirmed")
-    assert "(as it was at 22:13:21). Cause: **slow_node**" in page(timeline=[verdict])
-    assert "as it was at" not in page(timeline=[verdict], resolved_at=None, status="open")
+    diagnosis = make_record().diagnosis
+    assert diagnosis is not None
+    told = {"title": "node-2 is 2.4 times as slow"}
+    assert "node-2 is 2.4 times as slow (as it was at 22:13:21). Cause: **slow_node**" in page(
+        timeline=[verdict], diagnosis=diagnosis.model_dump() | told
+    )
+    assert "as it was at" not in page(
+        timeline=[verdict], diagnosis=diagnosis.model_dump() | {"title": "node-2 is slow"}
+    )
+    on = page(timeline=[verdict], diagnosis=diagnosis.model_dump() | told, resolved_at=None, status="open")
+    assert "as it was at" not in on
 
 
 def test_of_one_that_goes_on_the_page_says_that_it_is_not_there_yet() -> None:
