@@ -77,6 +77,9 @@ class Decoder:
         if self._recorded is not None and (said := self._recorded.said(batch, kv)) is not None:
             self.last_hidden = said.hidden
             return said.logits
+        if isinstance(self._recorded, RecordedSteps):
+            self.last_hidden, logits = self._recorded.sampled(batch, kv)
+            return logits
         batch = batch.to(self._stack.device)
         return self.logits(self.hidden(batch, kv), batch.sample_rows)
 

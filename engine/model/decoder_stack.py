@@ -7,6 +7,8 @@ decoding step can be recorded (`recorded_steps.py`) or computed as it comes (`de
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -47,6 +49,13 @@ class DecoderStack:
         self._windows = tuple(dict.fromkeys(config.window_of(i) for i in range(config.num_layers)))
         self.features: LayerFeatures | None = None  # what layers begin with is kept there, if anybody wants it
 
+    def first(self, count: int) -> DecoderStack:
+        """A stack of the first layers alone, of the same weights."""
+        found = copy(self)
+        found.config = replace(self.config, num_layers=count)
+        found.weights = replace(self.weights, layers=self.weights.layers[:count])
+        return found
+
     def embed(self, batch: Batch, into: Inputs | None = None) -> Inputs:
         """What the layers begin with, written over earlier inputs of the same shapes if there are any.
 
@@ -86,20 +95,40 @@ class DecoderStack:
         Both are [num_tokens, hidden]. Writes the batch's keys and values into kv: [layers, 2, num_blocks, block_size,
         kv_heads, head_dim].
         """
-        config, eps = self.config, self.config.rms_norm_eps
+        return self.rest(*self.attended(inputs, batch, plans, kv, before_layer))
+
+    def attended(
+        self,
+        inputs: Inputs,
+        batch: Batch,
+        plans: dict[int | None, AttentionPlan],
+        kv: Tensor,
+        before_layer: Callable[[], None] = lambda: None,
+    ) -> tuple[Tensor, Tensor]:
+        """`layers` as far as rows depend on each other: what the last layer's attention says, and what is added to.
+
+        They are [num_tokens, heads x head_dim] and [num_tokens, hidden].
+        """
+        config, eps, layers = self.config, self.config.rms_norm_eps, self.weights.layers
         residual, cos, sin = inputs
-        x = rms_norm(residual, self.weights.layers[0].input_norm, eps)
-        for index, layer in enumerate(self.weights.layers):
+        out: Tensor | None = None
+        for index, layer in enumerate(layers):
             before_layer()
             mark_progress()
+            if out is None:
+                x = rms_norm(residual, layer.input_norm, eps)
+            else:
+                x, residual = self._behind_attention(out, residual, layers[index - 1])
+                x, residual = rms_norm(x, layer.input_norm, eps, residual)
             if self.features is not None:
                 self.features.keep(index, residual, batch.slots)
-            x = self._attend(x, layer, batch, kv[index], cos, sin, plans[config.window_of(index)])
-            x, residual = rms_norm(x, layer.mlp_norm, eps, residual)
-            x = self._feed_forward(x, layer)
-            if index + 1 < config.num_layers:
-                x, residual = rms_norm(x, self.weights.layers[index + 1].input_norm, eps, residual)
-        return x, residual
+            out = self._attend(x, layer, batch, kv[index], cos, sin, plans[config.window_of(index)])
+        assert out is not None, "a model has a layer"
+        return out, residual
+
+    def rest(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Of some rows of what is `attended`, what `layers` makes of them."""
+        return self._behind_attention(out, residual, self.weights.layers[-1])
 
     def head(self, x: Tensor, residual: Tensor) -> Said:
         """The last normalisation and the product with the vocabulary, of [num_rows, hidden]."""
@@ -144,7 +173,13 @@ class DecoderStack:
             sliding_window=plan.sliding_window,
             plan=plan,
         )
-        return row_linear(out.view(x.shape[0], -1), layer.output, layer.output_bias)
+        return out.view(x.shape[0], -1)
+
+    def _behind_attention(self, out: Tensor, residual: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
+        """A layer from its attention on, row by row: what is to be added, and what it is added to."""
+        x = row_linear(out, layer.output, layer.output_bias)
+        x, residual = rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps, residual)
+        return self._feed_forward(x, layer), residual
 
     def _feed_forward(self, x: Tensor, layer: LayerWeights) -> Tensor:
         mlp = layer.mlp

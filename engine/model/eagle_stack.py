@@ -49,7 +49,7 @@ class EagleStack(DecoderStack):
         """Cosine and sine of each of the positions: [..., head_dim], float32."""
         return self._cos[positions], self._sin[positions]
 
-    def layers(
+    def attended(
         self,
         inputs: Inputs,
         batch: Batch,
@@ -57,14 +57,12 @@ class EagleStack(DecoderStack):
         kv: Tensor,
         before_layer: Callable[[], None] = lambda: None,
     ) -> tuple[Tensor, Tensor]:
-        """The one layer, like a decoder's."""
+        """The one layer to its attention, like a decoder's."""
         layer = self.weights.layers[0]
         before_layer()
         mark_progress()
         x, residual = self._side_by_side(inputs)
-        x = self._attend(x, layer, batch, kv[0], inputs[1], inputs[2], plans[self.config.window_of(0)])
-        x, residual = rms_norm(x, layer.mlp_norm, self.config.rms_norm_eps, residual)
-        return self._feed_forward(x, layer), residual
+        return self._attend(x, layer, batch, kv[0], inputs[1], inputs[2], plans[self.config.window_of(0)]), residual
 
     def head(self, x: Tensor, residual: Tensor) -> Said:
         """The product with its vocabulary; `hidden` is the sum before the norm, the feature of what is proposed."""
