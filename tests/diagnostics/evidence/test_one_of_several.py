@@ -203,3 +203,16 @@ def test_half_of_the_nodes_are_half_of_all_that_are_there(started: tuple[int, ..
         for number in (1, 2)
     ]
     assert _answer("restarted_before", *told) == answer
+
+
+@pytest.mark.parametrize(("now", "nodes", "answer"), [(0.05, 2, "yes"), (0.4, 2, "no"), (0.05, 1, "unknown")])
+def test_a_router_that_forgot_finds_what_chance_finds(now: float, nodes: int, answer: str) -> None:
+    told: list[Series] = []
+    for number in range(1, nodes + 1):
+        told += [("llm:up", _of(number), 1.0), ("llm:prefix_hit_ratio", _of(number), _then(0.9, now))]
+    assert _answer("hits_below_chance", *told) == answer
+
+
+def test_where_less_is_found_than_by_chance_prompts_stopped_sharing() -> None:
+    seen = "shared_tokens_fell prefix_hit_fell hit_fell_everywhere routing_untold ttft_up prefill_slower"
+    assert _judged("latency", f"{seen} hits_below_chance arrivals_up").cause == "prefix_cache_broken"
