@@ -59,18 +59,23 @@ def roofline_tokens_per_s(
 ) -> float:
     """Output tokens per second that no engine can pass on this machine with this many requests at once.
 
-    Each prompt token is multiplied once (a shared prefix once in all); each decode step reads all weights and the
-    keys and values of its requests, and takes that time or its FLOPs', whichever is longer. Embeddings are not read.
+    Each prompt token is multiplied once (a shared prefix once in all), in the last layer with what makes its key and
+    value alone, but for each prompt's last one; each decode step reads all weights and the keys and values of its
+    requests, and takes that time or its FLOPs', whichever is longer. Embeddings are not read.
     """
     element = BYTES_OF[dtype]
     embedding = config.vocab_size * config.hidden_size
     head_flops = 2 * embedding
     read_weights = weight_bytes(config, dtype) - (0 if config.tied_embeddings else embedding * element)
     layer_flops = 2 * read_weights / element - head_flops
+    key_value_flops = 2 * config.hidden_size * 2 * config.num_kv_heads * config.head_dim
+    before_last_flops = layer_flops * (config.num_layers - 1) / config.num_layers + key_value_flops
     output = sum(r.output_tokens for r in requests)
     shared = [r for r in requests if r.has_prefix]
     prompt = sum(len(r.prompt) for r in requests) - PREFIX_TOKENS * max(len(shared) - 1, 0)
-    prefill_s = (prompt * layer_flops + len(requests) * head_flops) / machine.flops_per_s
+    last = len(requests)
+    prefill_flops = (prompt - last) * before_last_flops + last * (layer_flops + head_flops)
+    prefill_s = prefill_flops / machine.flops_per_s
     context = sum((len(r.prompt) + r.output_tokens / 2) * r.output_tokens for r in requests) / output
     at_once = min(concurrency, len(requests))
     step_bytes = read_weights + at_once * context * kv_bytes_per_token(config, dtype)

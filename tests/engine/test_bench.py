@@ -172,6 +172,19 @@ def test_roofline_is_bytes_over_bandwidth_for_one_request(tmp_path: Path) -> Non
     assert many > 4 * by_bytes, "weights are read once for all, keys and values for each"
 
 
+def test_roofline_of_a_prompt_leaves_out_what_only_its_last_token_is_computed_for(tmp_path: Path) -> None:
+    config = open_model(make_model(tmp_path / "small")).config
+    slow_gemm = MachineRates(read_bytes_per_s=1e18, flops_per_s=1e6, num_threads=1)
+
+    def seconds(length: int) -> float:
+        return 1 / roofline_tokens_per_s(config, "float32", [BenchRequest((5,) * length, 1, False)], 1, slow_gemm)
+
+    heads, key_values = config.num_heads * config.head_dim, 2 * config.num_kv_heads * config.head_dim
+    layer = config.hidden_size * (2 * heads + key_values + 3 * config.intermediate_size)
+    expected = 2 * ((config.num_layers - 1) * layer + config.hidden_size * key_values)
+    assert (seconds(1001) - seconds(1)) * 1e6 / 1000 == pytest.approx(expected, rel=0.01)
+
+
 def make_table(rows: list[ReportRow], left_out: list[str], num_requests: int = 4) -> str:
     rooflines = {("float32", 8): 100.0}
     return render(rows, rooflines, left_out, "a machine", num_requests=num_requests, limit_s=50.0)
