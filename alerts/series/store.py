@@ -30,13 +30,17 @@ log = structlog.get_logger()
 _PRUNE_EVERY_MS = 60_000
 _SPACING_SAMPLE = 1000
 _SCRAPE_METRICS = ("up", "scrape_samples_scraped", "scrape_series_added")
+_REFUSED = "metrics text refused"
 _FAILED = object()  # stands for the series of a scrape that failed: the target's own
 
 DEFAULT_MAX_BYTES = 1 << 30
+MAX_SERIES_PER_TARGET = 50_000
+"""Ended ones included, which stay for the retention. An engine has a thousand; a label that is another one at each
+scrape (a request's id) has as many as it likes, and must leave the other targets their room."""
 
 
 class SeriesStore:
-    """Bounded by `retention_s`, `max_points` a series, `max_series` and `max_bytes`.
+    """Bounded by `retention_s`, `max_points` a series, `max_series`, `max_target_series` a target and `max_bytes`.
 
     `max_bytes` is what older points may take (packed, one to eight bytes each); beyond it the oldest go before their
     time. The newest points and the labels come on top: about 1 KiB a series, so `max_series` bounds them. A new series
@@ -48,12 +52,14 @@ class SeriesStore:
         *,
         retention_s: float = 3600.0,
         max_series: int = 1_000_000,
+        max_target_series: int = MAX_SERIES_PER_TARGET,
         max_points: int = 20_000,
         max_bytes: int = DEFAULT_MAX_BYTES,
         is_recording: bool = False,
     ) -> None:
         self.retention_ms = to_ms(retention_s)
         self.max_series = max_series
+        self.max_target_series = max_target_series
         self.max_points = max_points
         self.max_bytes = max_bytes
         self.dropped_samples = 0
@@ -66,6 +72,7 @@ class SeriesStore:
         self._pruned_ms: int | None = None
         self._newest_ms: int | None = None
         self._warned_full = False
+        self._full_groups: set[int] = set()  # of targets that have as many series as they may
         self._warned_bytes = False
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -149,14 +156,16 @@ class SeriesStore:
         at_ms = to_ms(at)
         owner = self._target_of(target)
         owner.last_ms = at_ms
+        was_refused = (owner.last_error or "").startswith(_REFUSED)
         owner.last_error = "scrape failed" if text is None else None
         stored = 0
         if text is not None:
             try:
                 scrape = read_scrape(text, owner.layout, self._layouts)
             except BadExpositionError as bad:
-                owner.last_error = f"metrics text refused: {bad}"
-                log.warning("scrape.refused", target=owner.labels.as_dict(), reason=str(bad))
+                owner.last_error = f"{_REFUSED}: {bad}"
+                if not was_refused:
+                    log.warning("scrape.refused", target=owner.labels.as_dict(), reason=str(bad))
             else:
                 layout = owner.layout = scrape.layout
                 timed = [self.append_at(owner.attach(labels), its_ms, value) for labels, value, its_ms in scrape.timed]
@@ -293,13 +302,13 @@ class SeriesStore:
         return group
 
     def series_for(self, group: SeriesGroup, labels: LabelSet) -> MemSeries | None:
-        """The series, made in this group when it is new; None when the store is full.
+        """The series, made in this group when it is new; None when the store is full, or the scraped target is.
 
         A series that others write too gets a group of its own: two writers keep no common time.
         """
         series = self._index.find(labels)
         if series is None:
-            return self._make(group, labels) if self._may_add(labels) else None
+            return self._make(group, labels) if self._may_add(labels) and self._may_grow(group, labels) else None
         if series.group is not group:
             self._move_to_own_group(series)
         return series
@@ -316,6 +325,16 @@ class SeriesStore:
             log.error("store.full", max_series=self.max_series, refused=repr(labels))
             self._warned_full = True
         return self.has_room
+
+    def _may_grow(self, group: SeriesGroup, labels: LabelSet) -> bool:
+        """Whether the target may have one more. Which one may not is logged once, until it has room again."""
+        if not group.is_scrape or len(group.members) < self.max_target_series:
+            self._full_groups.discard(group.head_row)
+            return True
+        if group.head_row not in self._full_groups:
+            self._full_groups.add(group.head_row)
+            log.error("store.target_full", max_series=self.max_target_series, refused=repr(labels))
+        return False
 
     def _make(self, group: SeriesGroup, labels: LabelSet) -> MemSeries:
         series = group.add(labels)
@@ -375,6 +394,7 @@ class SeriesStore:
             series.group.remove(series)
         for group in [group for group in self._groups.values() if not group.members]:
             del self._groups[group.head_row]
+            self._full_groups.discard(group.head_row)
             group.close()
         for labels, owner in list(self._targets.items()):
             if owner.is_forgotten and (owner.appender.group is None or owner.appender.group.is_closed):

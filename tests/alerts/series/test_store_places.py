@@ -330,6 +330,29 @@ def test_full_store_is_logged_once_until_a_series_has_left(monkeypatch: pytest.M
     ]
 
 
+def test_a_target_whose_labels_never_repeat_takes_nobody_elses_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = CapturingLogger()
+    monkeypatch.setattr("alerts.series.store.log", logged)
+    store = SeriesStore(max_series=30, max_target_series=10)
+    for at in range(20):
+        store.ingest({"n": "churning"}, f'running 2\nlast{{request="{at}"}} 1\n', float(at))
+        store.ingest({"n": "well"}, "".join(f"x{i} 1\n" for i in range(5)), float(at))
+    assert store.num_series == 10 + 5 + 3  # up and the like
+    assert [call.args for call in logged.calls] == [("store.target_full",)]
+    found = evaluate('count_over_time(running[1m]) and on (n) up{n="churning"} == 1', store, 20.0)
+    assert [sample.value for sample in found] == [20.0]
+    store.check_integrity()
+
+
+def test_a_target_whose_text_cannot_be_read_is_logged_when_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = CapturingLogger()
+    monkeypatch.setattr("alerts.series.store.log", logged)
+    store = SeriesStore()
+    for at, text in enumerate(("<html>", "<html>", "x 1\n", "<html>", None, "<html>")):
+        store.ingest({"n": "1"}, text, float(at))
+    assert [call.args for call in logged.calls] == [("scrape.refused",)] * 3
+
+
 def test_history_that_is_cut_for_bytes_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = CapturingLogger()
     monkeypatch.setattr("alerts.series.store.log", logged)
