@@ -321,6 +321,7 @@ class Node(Wire):
     more: int | None = None  # nodes like it that can be started now; of a node that was asked for by its name
     more_why: str = ""  # why `more` is not known, or none
     signal_age_s: float | None = None  # since the last successful scrape
+    signal_problem: str = ""  # why its last scrape failed
     probe_age_s: float | None = None  # since the look at it that found its phase began; None: not looked at yet
     deep_check: DeepCheck = Field(default_factory=DeepCheck)  # whether its answer to a known prompt was right
     alerts: list[str] = Field(default_factory=list)  # names of those that fire on it

@@ -154,6 +154,7 @@ def _describe_node(node: Node) -> None:
             ("since", ago(node.since)),
             ("last probe", age(node.probe_age_s)),
             ("last scrape", age(node.signal_age_s)),
+            ("scrape failed", node.signal_problem),
             ("running", value(node.running, number)),
             ("waiting", value(node.waiting, number)),
             ("KV used", value(node.kv_ratio, ratio)),

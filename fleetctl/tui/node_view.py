@@ -69,6 +69,7 @@ def _is(node: Node, pool: Pool | None) -> tuple[Cell, ...]:
     return (
         Cell("  ".join(f"{name} {value or UNKNOWN}" for name, value in facts)),
         Cell(f"{node.url}  probed {probed}  instance {node.instance or UNKNOWN}", Tone.DIM),
+        *((Cell(f"scrape failed: {node.signal_problem}", Tone.WARN),) if node.signal_problem else ()),
         _deep_check(node.deep_check),
         *((_pool_line(pool),) if pool is not None else ()),
     )

@@ -23,7 +23,7 @@ def nodes_now(controller: Controller, names: Iterable[str] | None = None) -> lis
     for alert in alerts_now(controller):
         if str(alert.state) == "firing" and alert.labels.get("node"):
             firing.setdefault(alert.labels["node"], []).append(alert.name)
-    scraped = controller.signals.last_success_at
+    scraped, problems = controller.signals.last_success_at, controller.signals.problems
     checks = controller.deep_checks
     return [
         node_view(
@@ -35,7 +35,9 @@ def nodes_now(controller: Controller, names: Iterable[str] | None = None) -> lis
             controller.fleet.seen_at(name),
             now,
             cards.get(name, ()),
-        ).model_copy(update={"cost_per_hour": controller.groups.cost_of(name)})
+        ).model_copy(
+            update={"cost_per_hour": controller.groups.cost_of(name), "signal_problem": problems.get(name, "")}
+        )
         for name, state in ((name, states[name]) for name in sorted(states if names is None else names))
     ]
 

@@ -71,6 +71,7 @@ class PrometheusSignals:
         self._until: float | None = None
         self._problem = ""
         self.last_success_at: dict[str, float] = {}
+        self.problems: dict[str, str] = {}  # of single nodes: the server that is read tells none
 
     def read_for(self, groups: Sequence[RuleGroup]) -> None:
         """From the next read on, reads what these rules need."""

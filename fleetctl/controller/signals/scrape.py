@@ -30,6 +30,10 @@ class Signals(Protocol):
     def last_success_at(self) -> Mapping[str, float]:
         """Node name to when its signals were last measured (Unix seconds)."""
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Node name to why it could not be measured at the last attempt; without those where it could."""
+
     async def collect(self) -> None:
         """Fill the store with what is new."""
 
@@ -93,6 +97,11 @@ class Scraper:
     def last_success_at(self) -> dict[str, float]:
         """Node name to the time of its last scrape that went well."""
         return self._slots.last_success_at
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Node name to why its last scrape failed."""
+        return self._slots.problems
 
     def read_for(self, groups: Sequence[RuleGroup]) -> None:
         """A scrape takes all that a target tells: nothing changes."""

@@ -45,7 +45,7 @@ class SlotScraper:
         self._told = told
         self._keys = keys
         self._targets: dict[str, ScrapeTarget] = {}
-        self._errors: dict[str, str] = {}
+        self.problems: dict[str, str] = {}  # of those whose last scrape failed
         self.last_success_at: dict[str, float] = {}
 
     async def scrape_round(self, wanted: Mapping[str, ScrapeTarget]) -> None:
@@ -66,7 +66,7 @@ class SlotScraper:
         """The target is gone by our will: its series end now, and its alerts with them."""
         target = self._targets.pop(name, None)
         self.last_success_at.pop(name, None)
-        self._errors.pop(name, None)
+        self.problems.pop(name, None)
         if target is not None:
             self._store.forget_target(target.labels)
 
@@ -93,8 +93,8 @@ class SlotScraper:
         problem = fetched.problem if fetched.text is None else self._store.last_error(target.labels) or ""
         self._told(not problem)
         if not problem:
-            self._errors.pop(name, None)
+            self.problems.pop(name, None)
             self.last_success_at[name] = at
-        elif self._errors.get(name) != problem:
+        elif self.problems.get(name) != problem:
             log.warning("scrape.failed", node=name, error=problem)
-            self._errors[name] = problem
+            self.problems[name] = problem

@@ -149,7 +149,13 @@ def controller() -> Iterator[RecordedController]:
     busy = Signal(value=12, age_s=1.0)
     nodes = [
         make_node("node-1", phase=NodePhase.STOPPED, pool="decode", waiting=Signal(), zone="b"),
-        make_node("node-2", phase=NodePhase.UNREACHABLE, reason="no answer", alerts=["LLMNodeDown"]),
+        make_node(
+            "node-2",
+            phase=NodePhase.UNREACHABLE,
+            reason="no answer",
+            alerts=["LLMNodeDown"],
+            signal_problem="answered 404",
+        ),
         make_node(
             "node-3",
             waiting=busy,
@@ -631,5 +637,6 @@ def test_a_node_shows_its_phase_as_it_is_and_how_old_it_is(fleetctl: Run) -> Non
     _, out, _ = fleetctl("describe", "node", "node-2")
     assert "unreachable" in out
     assert "no answer" in out
+    assert re.search(r"scrape failed +answered 404", out)
     assert re.search(r"last probe +1s ago", out)
     assert "PROBED" in fleetctl("get", "nodes", "-o", "wide")[1]

@@ -113,6 +113,7 @@ class Nothing:
 
     def __init__(self) -> None:
         self.last_success_at: dict[str, float] = {}
+        self.problems: dict[str, str] = {}
 
     async def collect(self) -> None: ...
 

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from alerts.promql import evaluate
+from fleetctl.controller.api.told_now import nodes_now
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.nodes.node_row import RouteIntent
 from tests.fixtures.controller import make_config, running_fleet, stop_all, tell_node, until
@@ -83,9 +84,13 @@ async def test_an_answer_that_is_no_exposition_counts_as_down(controller: Contro
     await scrape(controller)
     assert value(controller, 'up{node="node-1"}') == 0
     assert value(controller, 'vllm:num_requests_running{node="node-1"}') is None
+    (told,) = nodes_now(controller, ["node-1"])
+    assert told.signal_problem.startswith(("metrics text refused: line 1", "the answer is longer than"))
     await tell_node(controller, "node-1", metrics=None)
     await scrape(controller)
     assert value(controller, 'up{node="node-1"}') == 1
+    (told,) = nodes_now(controller, ["node-1"])
+    assert told.signal_problem == ""
 
 
 async def test_a_label_that_a_node_claims_for_itself_does_not_hide_its_own(controller: Controller) -> None:
