@@ -216,3 +216,21 @@ def test_a_router_that_forgot_finds_what_chance_finds(now: float, nodes: int, an
 def test_where_less_is_found_than_by_chance_prompts_stopped_sharing() -> None:
     seen = "shared_tokens_fell prefix_hit_fell hit_fell_everywhere routing_untold ttft_up prefill_slower"
     assert _judged("latency", f"{seen} hits_below_chance arrivals_up").cause == "prefix_cache_broken"
+
+
+@pytest.mark.parametrize(
+    ("ordered", "status", "answer"),
+    [(600.0, 1.0, "yes"), (600.0, 143.0, "no"), (130.0, 1.0, "no"), (4000.0, 1.0, "no")],
+    ids=["it ended as it loaded", "it was told to", "the deploy ended the one before", "it had run for an hour"],
+)
+def test_a_new_revision_that_ended_once_before_it_answered_is_none_that_runs(
+    ordered: float, status: float, answer: str
+) -> None:
+    ended, back = NOW - 120, NOW - 100
+    told: list[Series] = [
+        ("llm:up", _of(2), _then(1.0, 0.0, NOW - min(ordered, 600))),
+        ("fleet_change_timestamp_seconds", {"kind": "deploy", **NODE}, NOW - ordered),
+        ("fleet_node_process_up", NODE, lambda times: np.where((times >= ended) & (times < back), 0.0, 1.0)),
+        ("fleet_node_exit_status", NODE, lambda times: np.where((times >= ended) & (times < back), status, np.nan)),
+    ]
+    assert _answer("ends_after_deploy", *told, since=NOW - 600) == answer
