@@ -89,6 +89,11 @@ def test_a_cache_that_is_full_for_some_seconds_is_not_named() -> None:
     assert "kv_pressure" not in named("latency", "kv_full full_for_a_moment", kind="pool")
 
 
+def test_a_node_that_is_gone_without_an_order_is_named_beside_the_table_that_still_has_it() -> None:
+    seen = "silent nodes_fewer gone_for_others routed_to_gone fails_for_users"
+    assert set(named("node", seen, unknown="process_ended core_gone")) == {"node_down", "routing_stale"}
+
+
 def test_blocks_that_leak_are_named_beside_adapters_that_do_not_fit() -> None:
     """Who waits for an adapter holds no blocks: a request that holds more of them is not its doing."""
     seen = "adapters_wait queue_waits ttft_up ttft_tail_up e2e_up kv_full kv_per_request_up kv_full_first"
