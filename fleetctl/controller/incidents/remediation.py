@@ -29,7 +29,7 @@ from runbooks.guard import Policy, needs_person
 from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.ports import Lookup
-from runbooks.run import Run, RunStatus
+from runbooks.run import ACTIVE, Run, RunStatus
 from runbooks.template import fill
 from runbooks.value import ValueType
 
@@ -75,7 +75,7 @@ class Remediation:
         self._settings = settings
         # By incident, for the cause that it has now: one that comes back is treated anew.
         self._settled: dict[str, tuple[int, str, float | None, bool]] = {}
-        self._told_in_force: dict[str, str] = {}  # by incident: what is asked again until the rule ends, and said once
+        self._told_once: dict[str, str] = {}  # by incident: what is asked again until it is over, and said once
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
@@ -189,9 +189,11 @@ class Remediation:
             if why := await self._executor.why_never(page.name, inputs):
                 await self._say_impossible(incident, f"{page.name}: {why}{words_for_node(incident.scope.get('node'))}")
                 return True
-            if why := await self._in_force(page, inputs):
-                if self._told_in_force.get(incident.id) != why:
-                    self._told_in_force[incident.id] = why
+            if why := await self._in_force(page, inputs) or await self._asked_elsewhere(
+                page, inputs, incident, unasked=unasked
+            ):
+                if self._told_once.get(incident.id) != why:
+                    self._told_once[incident.id] = why
                     await self._say_impossible(incident, why)
                 return False
             run = await self._executor.propose(
@@ -214,6 +216,23 @@ class Remediation:
         """The open incident of a node alone that was given this cause too; None: there is none."""
         own = (one for one in self._book.open_incidents() if one.scope.get("node") == node)
         return next((one.id for one in own if one.diagnosis is not None and one.diagnosis.cause == cause), None)
+
+    async def _asked_elsewhere(
+        self, page: Page, inputs: Mapping[str, str], incident: Incident, *, unasked: bool
+    ) -> str:
+        """That the same is proposed, or done, to the same node for another incident, in words; "" where it is not. What
+        may run unasked here waits for nobody's answer there: that proposal is taken back."""
+        node = inputs.get("node")
+        if not node:
+            return ""
+        for run in await self._database.call(lambda: self._journal.list({RunStatus.PROPOSED, *ACTIVE})):
+            is_same = run.runbook == page.name and run.inputs.get("node") == node and not run.dry_run
+            if not is_same or run.incident_id in (None, incident.id):
+                continue
+            if not (unasked and run.status is RunStatus.PROPOSED):
+                return f"{page.name} of {node} is {run.status.value} for {run.incident_id} already"
+            await self._withdraw(run, f"it runs for {incident.id}")
+        return ""
 
     async def _in_force(self, page: Page, inputs: Mapping[str, str]) -> str:
         """That the rules stand which the page would make, in words; "" where it makes others, or none."""
@@ -284,10 +303,13 @@ class Remediation:
         for run in await self._database.call(lambda: self._journal.list(incident_id=incident.id)):
             is_ours = run.requested_by == "controller" or run.requested_by.startswith("policy:")
             if run.status is RunStatus.PROPOSED and is_ours and (page is None or run.runbook != page.name):
-                try:
-                    await self._executor.cancel(run.id, WITHDRAWER, "its cause was replaced before anybody answered")
-                except RunbookError as error:  # somebody answered in this very moment: that stands
-                    log.info("run.not_withdrawn", run_id=run.id, why=str(error))
+                await self._withdraw(run, "its cause was replaced before anybody answered")
+
+    async def _withdraw(self, run: Run, why: str) -> None:
+        try:
+            await self._executor.cancel(run.id, WITHDRAWER, why)
+        except RunbookError as error:  # somebody answered in this very moment: that stands
+            log.info("run.not_withdrawn", run_id=run.id, why=str(error))
 
     def _is_part_of_open(self, incident: Incident) -> bool:
         """Whether a wider incident stands that explains it: then its node is not treated by itself unasked."""

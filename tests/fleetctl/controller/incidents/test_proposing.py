@@ -135,3 +135,31 @@ async def test_what_was_taken_out_is_not_proposed_to_be_replaced_once_more(tmp_p
         await named(controller, clock, {"pool": "default"}, replace(DOWN, its_node="node-9"))
         assert await proposed(controller, clock) == []
         assert await not_proposed(controller) == ["node-9, which the verdict names, was taken out"]
+
+
+async def test_the_same_is_not_proposed_twice_of_a_node_whose_own_incident_opens_after_the_pools(
+    tmp_path: Path,
+) -> None:
+    clock = DrivenClock()
+    async with seen_fleet(tmp_path, clock) as controller:
+        wide = await named(controller, clock, {"pool": "default"}, DOWN)
+        assert await proposed(controller, clock) == [("replace-node", "node-2")]
+        likely = replace(DOWN, its_node="", confidence="likely")  # a confirmed one would be run unasked here
+        await named(controller, clock, {"node": "node-2", "pool": "default"}, likely)
+        clock.move(11.0)
+        assert [await proposed(controller, clock) for _ in range(2)] == [[("replace-node", "node-2")]] * 2
+        assert await not_proposed(controller) == [f"replace-node of node-2 is proposed for {wide.id} already"]
+        await controller.executor.cancel(controller.journal.list()[0].id, "controller", "its cause was replaced")
+        await controller.book.change_incident(wide.id, lambda one: replace(one, diagnosis=None))
+        assert await proposed(controller, clock) == [("replace-node", "node-2")], "of its own incident now"
+
+
+async def test_what_may_run_unasked_waits_for_nobodys_answer_to_the_pools_proposal(tmp_path: Path) -> None:
+    clock = DrivenClock()
+    async with seen_fleet(tmp_path, clock) as controller:
+        wide = await named(controller, clock, {"pool": "default"}, DOWN)
+        assert await proposed(controller, clock) == [("replace-node", "node-2")]
+        own = await named(controller, clock, {"node": "node-2", "pool": "default"}, replace(DOWN, its_node=""))
+        assert await proposed(controller, clock) == []
+        status = {run.incident_id: run.status for run in controller.journal.list()}
+        assert status == {wide.id: RunStatus.CANCELLED, own.id: RunStatus.APPROVED}
