@@ -181,7 +181,8 @@ def join(incident: Incident, alert: FiredAlert, now: float) -> Incident:
     held = next((one for one in incident.alerts if one.fingerprint == alert.fingerprint), None)
     known = held is not None
     if held is not None and held.fired_at == alert.fired_at and not alert.worst:
-        alert = replace(alert, worst=held.worst, worst_value=held.worst_value, worst_at=held.worst_at)
+        said_at = now if alert.state == "firing" else held.said_at
+        alert = replace(alert, said_at=said_at, worst=held.worst, worst_value=held.worst_value, worst_at=held.worst_at)
     others = tuple(one for one in incident.alerts if one is not held)
     if not known and len(others) >= MAX_ALERTS:
         return incident

@@ -250,6 +250,8 @@ def test_the_title_has_the_number_of_now_and_of_what_is_over_the_worst_one_with_
     assert (alert.value, alert.said_at, alert.worst_value) == (3.0, NOW + 120, 240.0)
     lost = join(incident, replace(first, state="unknown"), NOW + 140)
     assert lost.alerts[0].worst_value == 240.0, "what is not known for a moment was seen all the same"
+    assert lost.alerts[0].said_at == NOW + 120
+    assert join(lost, first, NOW + 160).alerts[0].said_at == NOW + 160, "it is known again, and says this now"
 
 
 def test_of_what_gets_worse_by_falling_or_nobody_knows_how_the_lowest_or_the_first_is_told_at_the_end() -> None:
