@@ -270,7 +270,7 @@ def follow_ups(report: PostmortemInput) -> list[str]:
         )
     found += [
         f"Run {run.id} ({run.runbook}) was proposed, and nobody answered in {format_seconds(_open_s(run))}: see who was"
-        " told, and when (fleetctl describe incident)."
+        f" told, and when (fleetctl describe incident {incident.id})."
         for run in incident.runs
         if _is_unanswered(run)
     ]
