@@ -48,8 +48,9 @@ def verdict(ranking: Ranking, look: Look) -> Diagnosis:
 def _named(best: Fit, ranking: Ranking, look: Look) -> Diagnosis:
     """The best hypothesis in words.
 
-    Of two causes at work, one that can be behind the alerts is named first; of such two the one that leads to the
-    other; else the one that fits better alone. One of `told` is named alone or not at all: it has an incident.
+    Of two causes at work, one that can be behind the alerts is named first; of such two one that may stand alone: what
+    rules the other out is its doing; then the one that leads to the other; else the one that fits better alone. One of
+    `told` is named alone or not at all: it has an incident.
     """
     knowledge, readings, told = look.knowledge, look.readings, look.told
     ruled_out = {one.cause for one in ranking.excluded}  # alone: beside another its `never` may be the other's doing
@@ -61,8 +62,8 @@ def _named(best: Fit, ranking: Ranking, look: Look) -> Diagnosis:
         key=lambda name: (
             name in told,
             name in elsewhere,
-            knowledge.expectations[name].state,
             name in ruled_out,
+            knowledge.expectations[name].state,
             -ranking.probability_of(name),
         ),
     )

@@ -234,3 +234,9 @@ def test_a_new_revision_that_ended_once_before_it_answered_is_none_that_runs(
         ("fleet_node_exit_status", NODE, lambda times: np.where((times >= ended) & (times < back), status, np.nan)),
     ]
     assert _answer("ends_after_deploy", *told, since=NOW - 600) == answer
+
+
+def test_of_two_what_may_stand_alone_is_named_before_what_it_brings_about() -> None:
+    """A contained memory error may have waited for days; beside a hang, which it rules out alone, it led to it."""
+    found = _judged("capacity", "gpu_contained no_steps queue_waits idle_peers promise_broken")
+    assert (found.cause, found.also) == ("gpu_reset_due", "core_hung")
