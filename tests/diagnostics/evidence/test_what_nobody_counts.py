@@ -146,6 +146,18 @@ def test_an_xid_of_a_quarter_of_an_hour_ago_counts_where_its_node_is_slow_since(
     assert answer("gpu_xid", series) == said
 
 
+@pytest.mark.parametrize(("given_up", "said"), [(0.5, "yes"), (0.0, "no")], ids=["clients give up", "nobody waits"])
+def test_an_xid_counts_on_where_nothing_ends_and_only_who_gives_up_is_told(given_up: float, said: AnswerWord) -> None:
+    xid = np.where((BEGIN - 600 <= AT) & (BEGIN - 300 > AT), 1.0, 0.0)
+    series = {
+        "llm:up": [ALWAYS] * 2,
+        "llm:gpu_critical_xids": [xid, 0 * ALWAYS],
+        "llm:steps:rate": [since(2.0, 0.0), 2.0 * ALWAYS],
+        "llm:aborted:rate": [since(0.0, given_up), 0 * ALWAYS],
+    }
+    assert answer("gpu_xid", series, engine="trtllm") == said
+
+
 @pytest.mark.parametrize(
     ("of_node_1", "said"),
     [(since(0.4, 22.0), "yes"), (since(0.4, 1.1), "no"), (22.0 * ALWAYS, "no"), (since(0.4, 0.9), "no")],

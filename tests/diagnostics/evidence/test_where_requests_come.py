@@ -114,3 +114,47 @@ def test_gateway_sends_to_a_node_that_is_gone(seen_until: float, answered: float
     failed: Floats = np.cumsum(np.where(AT < BEGIN, 0.0, failing * 5))
     _put(store, "gateway_requests_total", {"outcome": "failed", **gone}, failed)
     assert _answer("routed_to_gone", store) == answer
+
+
+def _left_out(nodes: int, why: str, out: Floats, running: float, *, failing: float = 0.0) -> SeriesStore:
+    """Two nodes of which the gateway leaves out so many, and what each holds; of two requests a second so many fail."""
+    store = _pool(*[0.01 * ALWAYS] * 2)
+    for number in range(2):
+        labels = {"node": f"node-{number}", **PLACE}
+        _put(store, "llm:running", labels, running * ALWAYS)
+        _put(store, "llm:waiting", labels, 0 * ALWAYS)
+        _put(store, "gateway_node_ejected", {"node": f"node-{number}", "reason": why}, out * (number < nodes))
+    for outcome, rate in (("refused", 2 - failing), ("failed", failing)):
+        _put(store, "gateway_requests_total", {"outcome": outcome}, np.cumsum(rate * 5 * ALWAYS))
+    return store
+
+
+BY_TURNS: Floats = ((AT % 80) < 20) * 1.0
+
+
+@pytest.mark.parametrize(
+    ("why", "out", "running", "answer"),
+    [
+        ("reset", ALWAYS, 0.0, "yes"),
+        ("reset", BY_TURNS, 0.0, "no"),
+        ("reset", ALWAYS, 9.0, "no"),
+        ("server_error", ALWAYS, 0.0, "no"),
+    ],
+    ids=["idle, for minutes", "for moments", "it holds requests", "it answered with errors"],
+)
+def test_node_that_idles_and_is_left_out_for_minutes_is_not_reached(
+    why: str, out: Floats, running: float, answer: str
+) -> None:
+    assert _answer("left_out_though_idle", _left_out(1, why, out, running)) == answer
+
+
+@pytest.mark.parametrize(
+    ("nodes", "running", "failing", "answer"),
+    [(2, 0.0, 0.0, "yes"), (1, 0.0, 0.0, "no"), (2, 9.0, 0.0, "no"), (2, 0.0, 1.0, "no")],
+    ids=["all, and they idle", "one of two", "they are full", "what is tried fails"],
+)
+def test_gateway_that_leaves_out_all_nodes_while_they_idle_cuts_them_off(
+    nodes: int, running: float, failing: float, answer: str
+) -> None:
+    store = _left_out(nodes, "server_error", ALWAYS, running, failing=failing)
+    assert _answer("all_left_out", store) == answer
