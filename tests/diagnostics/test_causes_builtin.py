@@ -30,6 +30,7 @@ NOT_THE_NODES = (
         "prefix_cache_broken",
         "traffic_mix",
     ),
+    *("keys_refused", "model_missing", "kv_transfer", "kv_store", "certificate_expired", "grammar_slow"),
 )
 
 
@@ -562,3 +563,48 @@ def test_cache_that_was_warm_before_it_began_is_not_cold() -> None:
     found = rank("cache", "shared_tokens_fell prefix_hit_fell started_lately warm_before", kind="pool")
     assert found.probability_of("cold_cache") == 0
     assert "prefix_cache_broken" not in named("cache", "shared_tokens_fell started_lately", kind="pool")
+
+
+@pytest.mark.parametrize(
+    ("tree", "seen", "cause", "told_apart_by"),
+    [
+        ("errors", "refused_as_invalid keys_refused", "keys_refused", ("keys_refused", "oversized_request")),
+        ("errors", "refused_as_invalid asked_for_missing", "model_missing", ("asked_for_missing", "oversized_request")),
+        ("node", "no_steps tokens_fell sleeps_with_work", "asleep", ("sleeps_with_work", "core_hung")),
+        ("latency", "ttft_up kv_transfers_wait frontend_lags", "kv_transfer", ("kv_transfers_wait", "frontend_bound")),
+        (
+            "latency",
+            "ttft_up prefill_slower reads_slower external_hits_fell",
+            "kv_store",
+            ("external_hits_fell", "prefill_slow"),
+        ),
+        ("latency", "ttft_up frontend_lags grammars_wait", "grammar_slow", ("grammars_wait", "frontend_bound")),
+        (
+            "gateway",
+            "arrivals_gone certificate_expired",
+            "certificate_expired",
+            ("certificate_expired", "network_path"),
+        ),
+        (
+            "errors",
+            "errors_up errors_everywhere queue_everywhere queue_waits arrivals_up fails_beyond_room",
+            "overload",
+            ("fails_beyond_room queue_everywhere queue_waits arrivals_up", "correlated_failure"),
+        ),
+    ],
+)
+def test_what_was_measured_and_never_asked_names_its_cause_and_its_neighbour_without_it(
+    tree: str, seen: str, cause: str, told_apart_by: tuple[str, str]
+) -> None:
+    signs, neighbour = told_apart_by
+    assert named(tree, seen, kind="pool") == (cause,)
+    assert named(tree, " ".join(word for word in seen.split() if word not in signs.split()), kind="pool") == (
+        neighbour,
+    )
+
+
+def test_a_node_that_does_not_start_is_taken_back_only_where_a_new_revision_is_known_of() -> None:
+    cause = builtin_causes()["bad_deploy_never_ready"]
+    assert cause.expects is not None
+    assert {"changed_deploy", "new_revision"} <= set(cause.expects.acts_on)
+    assert not {"pod_cannot_start", "loading_long", "starts_fail"} & set(cause.expects.acts_on)

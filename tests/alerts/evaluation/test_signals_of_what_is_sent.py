@@ -104,3 +104,22 @@ def test_the_exporters_own_count_of_clock_events_tells_the_reason() -> None:
     rig.scrape('DCGM_EXP_CLOCK_EVENTS_COUNT{gpu="0",clock_event="hw_thermal",window_size_in_ms="300000"} 3\n')
     assert rig.value("llm:gpu_throttled_hw_thermal") == 1.0
     assert rig.value("llm:gpu_throttled_power_brake") is None
+
+
+def test_who_finds_no_room_in_vllm_is_answered_503_and_has_not_failed() -> None:
+    refused, failed = f"vllm:admission_rejections_total{{{V}}}", 'http_requests_total{status="5xx"}'
+    rig = Rig("vllm").drive({refused: (0.0, 2.0), failed: (0.0, 2.0)})
+    assert (rig.value("llm:rejected:rate"), rig.value("llm:failed:rate")) == (pytest.approx(2.0), pytest.approx(0.0))
+    assert Rig("vllm").drive({failed: (0.0, 2.0)}).value("llm:failed:rate") == pytest.approx(2.0)
+
+
+def test_a_health_route_of_sglang_that_answers_503_is_no_request_that_failed() -> None:
+    responses = 'sglang:http_responses_total{endpoint="%s",method="POST",status_code="503"}'
+    rig = Rig("sglang").drive({responses % "/health_generate": (0.0, 1.0), responses % "/v1/completions": (0.0, 0.5)})
+    assert rig.value("llm:failed:rate") == pytest.approx(0.5)
+
+
+def test_the_time_of_a_token_is_the_step_of_trtllm() -> None:
+    name = 'trtllm_time_per_output_token_seconds_%s{model_name="q"}'
+    rig = Rig("trtllm").drive({name % "sum": (0.0, 0.06), name % "count": (0.0, 2.0)})
+    assert rig.value("llm:step_seconds:mean") == pytest.approx(0.03)
