@@ -118,7 +118,7 @@ def test_gateway_sends_to_a_node_that_is_gone(seen_until: float, answered: float
 
 def _left_out(nodes: int, why: str, out: Floats, running: float, *, failing: float = 0.0) -> SeriesStore:
     """Two nodes of which the gateway leaves out so many, and what each holds; of two requests a second so many fail."""
-    store = _pool(*[0.01 * ALWAYS] * 2)
+    store = _pool(0.01 * ALWAYS, 0.01 * ALWAYS)
     for number in range(2):
         labels = {"node": f"node-{number}", **PLACE}
         _put(store, "llm:running", labels, running * ALWAYS)
@@ -129,7 +129,7 @@ def _left_out(nodes: int, why: str, out: Floats, running: float, *, failing: flo
     return store
 
 
-BY_TURNS: Floats = ((AT % 80) < 20) * 1.0
+BY_TURNS: Floats = np.where(AT % 80 < 20, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
