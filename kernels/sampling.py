@@ -26,7 +26,6 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 
-@torch.inference_mode()
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
     """One `Drawn` per row. Log probabilities are the model's own: before penalties, bias, temperature and filters.
 
@@ -37,9 +36,15 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
     if logits.is_cuda:
         from kernels.gpu import sampling as on_gpu
 
-        return on_gpu.sample(logits, rows)
+        with torch.inference_mode():
+            return on_gpu.sample(logits, rows)
     if all(row is LIKELIEST for row in rows):
         return [Drawn(None if token == on_cpu.NO_TOKEN else token) for token in on_cpu.draw_greedily(logits)]
+    with torch.inference_mode():
+        return _drawn(logits, rows)
+
+
+def _drawn(logits: Tensor, rows: Sequence[SampleRow]) -> list[Drawn]:
     raw = logits.float()
     shaped = hide_others(_shape(raw, rows), [row.allowed for row in rows], keeps=raw)
     tokens = on_cpu.draw(raw, shaped, rows, uniform([row.seed for row in rows], [row.position for row in rows]))

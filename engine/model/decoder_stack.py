@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,11 @@ from kernels.paged_attention import AttentionPlan, paged_attention, plan_attenti
 
 Plan = TypeVar("Plan")
 Inputs: TypeAlias = tuple[Tensor, ...]  # of the layers: embeddings, cosine and sine of the positions, and what else
+
+
+def _as_numpy(tensor: Tensor) -> np.ndarray:
+    """The same memory, for copies: numpy knows no bfloat16."""
+    return (tensor.view(torch.int16) if tensor.element_size() == 2 else tensor).numpy()
 
 
 class Said(NamedTuple):
@@ -47,6 +53,7 @@ class DecoderStack:
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
         self._windows = tuple(dict.fromkeys(config.window_of(i) for i in range(config.num_layers)))
+        self._rows_of: tuple[np.ndarray, ...] = ()  # the three tables, once a step wants few of their rows
         self.features: LayerFeatures | None = None  # what layers begin with is kept there, if anybody wants it
 
     def first(self, count: int) -> DecoderStack:
@@ -63,9 +70,15 @@ class DecoderStack:
         """
         tables = (self.weights.embedding, self._cos, self._sin)
         rows = (batch.token_ids, batch.positions, batch.positions)
-        parts = zip(tables, rows, into or (None, None, None), strict=True)
-        residual, cos, sin = (torch.index_select(table, 0, own, out=target) for table, own, target in parts)
-        return residual, cos, sin
+        if into is None:
+            residual, cos, sin = (torch.index_select(table, 0, own) for table, own in zip(tables, rows, strict=True))
+            return residual, cos, sin
+        if not self._rows_of:
+            self._rows_of = tuple(_as_numpy(table) for table in tables)
+        for table, own, target in zip(self._rows_of, rows, into, strict=True):
+            # Beside a step whose caches are full of weights numpy's way to a row is a third of torch's.
+            table.take(own.numpy(), axis=0, out=_as_numpy(target), mode="clip")
+        return into
 
     def plans(self, batch: Batch) -> dict[int | None, AttentionPlan]:
         """Attention's plan for each window that a layer has."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from array import array
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -74,6 +75,17 @@ class ParallelRegion:
         if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
             raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")
 
+    def launch_again(self, max_threads: int, fields: array[int]) -> None:
+        """As `launch`, of a task that was encoded before and has no scratch; outside of recorders.
+
+        Raises:
+            KernelError: a thread did not come to the body's end.
+        """
+        fields[AT_HEADER.chunks_taken] = fields[AT_HEADER.entered] = fields[AT_HEADER.left] = 0
+        self.launch_encoded(max(min(torch.get_num_threads(), max_threads), 1), fields.buffer_info()[0])
+        if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
+            raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")
+
     def launch_encoded(self, num_threads: int, address: int) -> None:
         """Runs the body on so many threads with the address of encoded fields; nothing keeps or checks them."""
         library = openmp() if num_threads > 1 else None
@@ -116,6 +128,10 @@ class RegionOfType:
     ) -> None:
         bodies = {2: in_bfloat16, 4: in_float32}
         self._regions = {size: ParallelRegion(body, is_recordable=is_recordable) for size, body in bodies.items()}
+
+    def of(self, itemsize: int) -> ParallelRegion:
+        """The region for elements of so many bytes."""
+        return self._regions[itemsize]
 
     def launch(self, max_threads: int, task: Any, scratch_bytes: int = 0) -> None:
         """As `ParallelRegion.launch`."""

@@ -6,6 +6,8 @@ bits; only the tokens of that one bin are sorted. A row's result depends on that
 
 from __future__ import annotations
 
+import threading
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from kernels.cpu.memory import array_at, carray, same_bits, scratch_bytes
 from kernels.cpu.numba_options import EXACT
 from kernels.cpu.parallel_region import ParallelRegion, RegionOfType
 from kernels.cpu.sums import wide_sum_of
-from kernels.cpu.task import enter, field, leave, next_chunk, offsets_of, pointer
+from kernels.cpu.task import encode, enter, field, leave, next_chunk, offsets_of, pointer
 from kernels.sample_row import SampleRow
 
 GREEDY_ROWS = 8  # that a thread more is worth, where only the likeliest token is looked for
@@ -59,6 +61,21 @@ class GreedyTask(NamedTuple):
 AT, AT_GREEDY = offsets_of(DrawTask), offsets_of(GreedyTask)
 
 
+class _GreedyDraw(NamedTuple):
+    """A launch that is used again: every step waits for it, and to make one took longer than to look at the logits."""
+
+    fields: array[int]
+    tokens: np.ndarray
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.draws: dict[tuple[int, int, int], _GreedyDraw] = {}
+
+
+_of_thread = _OfThread()
+
+
 def draw_greedily(logits: Tensor) -> list[int]:
     """What `draw` gives for rows of temperature 0 that are not shaped, straight from the model's logits.
 
@@ -66,9 +83,13 @@ def draw_greedily(logits: Tensor) -> list[int]:
     """
     logits = (logits if has_kernels(logits) else logits.float()).contiguous()
     rows, vocab = logits.shape
-    task = GreedyTask(logits.element_size(), rows, vocab, logits, np.empty(rows, dtype=np.int64))
-    _greedy_region.launch(rows // GREEDY_ROWS, task)
-    return task.tokens.tolist()
+    key = (logits.element_size(), rows, vocab)
+    if (draw := _of_thread.draws.get(key)) is None:
+        tokens = np.empty(rows, dtype=np.int64)
+        draw = _of_thread.draws[key] = _GreedyDraw(encode(GreedyTask(*key, logits, tokens)), tokens)
+    draw.fields[AT_GREEDY.logits] = logits.data_ptr()
+    _greedy_region.of(key[0]).launch_again(rows // GREEDY_ROWS, draw.fields)
+    return draw.tokens.tolist()
 
 
 def draw(raw: Tensor, shaped: Tensor, rows: Sequence[SampleRow], uniforms: np.ndarray) -> list[int]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -252,3 +253,15 @@ def test_the_likeliest_alone_is_what_a_greedy_draw_gives(vocab: int, dtype: torc
     assert sample(logits, [LIKELIEST] * 12) == sample(logits, rows)
     assert sample(logits[:1], [LIKELIEST]) == sample(logits[:1], rows[:1])
     assert sample(logits[:2], [LIKELIEST, rows[1]]) == sample(logits[:2], rows[:2])
+
+
+def test_the_likeliest_of_a_step_are_not_those_of_one_of_its_size_before() -> None:
+    """A draw's launch is used again, by each thread its own."""
+    steps = [_logits(3, seed=seed, vocab=300) for seed in range(40)]
+    expected = [step.argmax(-1).tolist() for step in steps]
+
+    def drawn(_: int) -> list[list[int | None]]:
+        return [[one.token_id for one in sample(step, [LIKELIEST] * 3)] for step in steps]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(drawn, range(8))) == [expected] * 8
