@@ -15,7 +15,7 @@ from fleetctl.controller.content.content import Content
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.by_hand import in_force_words, missing_words, words_for_node
 from fleetctl.controller.incidents.incident_book import IncidentBook
-from fleetctl.controller.incidents.new_node_names import NO_NAMES, given_names, with_new_nodes
+from fleetctl.controller.incidents.new_node_names import NO_NAMES, given_names, new_nodes, with_new_nodes
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.controller.records import Records
 from fleetctl.controller.rollouts.deploy_before import deploy_before, nothing_to_take_back
@@ -123,7 +123,7 @@ class Remediation:
         revision = node.spec.revision if node is not None else incident.scope.get("revision", "")
         found = deploy_before(rollouts, pool, onset, revision=revision)
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id)) if found else ()
-        is_answered = any(run.runbook == ROLLBACK_PAGE and run.status.is_terminal for run in runs)
+        is_answered = any(_is_answered_rollback(run) for run in runs)
         return None if is_answered else found
 
     async def _propose(self, incident: Incident, cause: str, deploy: Rollout | None = None) -> bool:
@@ -138,8 +138,8 @@ class Remediation:
         page = content.pages[ROLLBACK_PAGE] if deploy is not None else content.page_for_cause(cause)
         if page is not None and page.name == ROLLBACK_PAGE and deploy is None:
             await self._withdraw_others(incident, None)
-            if any(run.runbook == ROLLBACK_PAGE and run.decided_at is not None for run in runs):
-                return True  # it is being taken back, or was
+            if any(_is_answered_rollback(run) for run in runs):
+                return True  # it was taken back, or is not to be: its run says why
             onset = incident.onset_at or incident.opened_at
             why = nothing_to_take_back(await self._rollouts(), incident.scope.get("pool", ""), onset)
             await self._say_impossible(incident, why)
@@ -220,17 +220,19 @@ class Remediation:
     async def _asked_elsewhere(
         self, page: Page, inputs: Mapping[str, str], incident: Incident, *, unasked: bool
     ) -> str:
-        """That the same is proposed, or done, to the same node for another incident, in words; "" where it is not. What
-        may run unasked here waits for nobody's answer there: that proposal is taken back."""
-        node = inputs.get("node")
-        if not node:
-            return ""
+        """That the same is proposed, or done, to the same place for another incident, in words; "" where it is not.
+
+        What may run unasked here waits for nobody's answer there: that proposal is taken back.
+        """
+        chosen = new_nodes(page, inputs).keys() | {name for name, spec in page.inputs.items() if spec.seen}
+        given = {name: value for name, value in inputs.items() if name not in chosen}
         for run in await self._database.call(lambda: self._journal.list({RunStatus.PROPOSED, *ACTIVE})):
-            is_same = run.runbook == page.name and run.inputs.get("node") == node and not run.dry_run
+            is_same = run.runbook == page.name and not run.dry_run and given.items() <= run.inputs.items()
             if not is_same or run.incident_id in (None, incident.id):
                 continue
             if not (unasked and run.status is RunStatus.PROPOSED):
-                return f"{page.name} of {node} is {run.status.value} for {run.incident_id} already"
+                of = given.get("node") or given.get("pool")
+                return f"{page.name}{f' of {of}' if of else ''} is {run.status.value} for {run.incident_id} already"
             await self._withdraw(run, f"it runs for {incident.id}")
         return ""
 
@@ -349,6 +351,10 @@ def blocking_run(runs: Sequence[Run], runbook: str, incident: Incident) -> Run |
         if not repeatable or not incident.reopened:
             return run
     return None
+
+
+def _is_answered_rollback(run: Run) -> bool:
+    return run.runbook == ROLLBACK_PAGE and run.status.is_terminal and not is_withdrawn(run)
 
 
 def is_withdrawn(run: Run) -> bool:

@@ -163,3 +163,14 @@ async def test_what_may_run_unasked_waits_for_nobodys_answer_to_the_pools_propos
         assert await proposed(controller, clock) == []
         status = {run.incident_id: run.status for run in controller.journal.list()}
         assert status == {wide.id: RunStatus.CANCELLED, own.id: RunStatus.APPROVED}
+
+
+async def test_the_same_remedy_of_a_pool_is_not_proposed_for_two_incidents_of_it(tmp_path: Path) -> None:
+    """ "rollback-pool refused (held by a run that is proposed), and is not proposed again": of the wider incident's own."""
+    clock = DrivenClock()
+    async with seen_fleet(tmp_path, clock) as controller:
+        first = await named(controller, clock, {"pool": "default"}, LONG)
+        await named(controller, clock, {"model": "m", "pool": "default"}, LONG)
+        assert await proposed(controller, clock) == [("reroute-long-context", "")]
+        assert await not_proposed(controller) == [f"reroute-long-context of default is proposed for {first.id} already"]
+        assert len(controller.journal.list()) == 1

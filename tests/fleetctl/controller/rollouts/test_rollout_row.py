@@ -71,6 +71,15 @@ def test_a_rollout_that_went_back_by_itself_is_told_where_a_rollback_would_be_pr
     assert nothing_to_take_back([back], "code", 120.0).startswith("no rollout of its pool within 30 minutes before")
 
 
+def test_a_rollout_that_was_taken_back_since_is_not_taken_back_once_more() -> None:
+    back = replace(DONE, id="rollout-2", from_revision="rev-b", to_revision="rev-a", is_return=True, started_at=30.0)
+    assert deploy_before([DONE], "chat", 40.0) is DONE
+    assert deploy_before([DONE, back], "chat", 40.0) is None
+    assert nothing_to_take_back([DONE, back], "chat", 40.0) == (
+        "rollout-1 of its pool is taken back by rollout-2 already: nothing is left to take back"
+    )
+
+
 def test_rollback_goes_to_where_the_last_rollout_came_from_and_not_to_what_was_left(tmp_path: Path) -> None:
     with Database(f"sqlite:///{tmp_path / 'controller.sqlite'}").engine.begin() as connection:
         put_rollout(connection, DONE)
