@@ -20,6 +20,21 @@ from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.tree import Settings
 
 FLAG = "flag"
+_PREFIX = "FLEETCTL_"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice: of two sections of one name the first would count for nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As it is written; `<<` may bring what is written too."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(None, None, f"the key {key.value} is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 class _Layer(NamedTuple):
@@ -55,7 +70,7 @@ def with_flags(settings: Settings, **flags: Any) -> Settings:
 
 def variable_of(key: str) -> str:
     """The environment variable of a dotted key."""
-    return f"FLEETCTL_{key.replace('.', '__').upper()}"
+    return f"{_PREFIX}{key.replace('.', '__').upper()}"
 
 
 def _settings_from(layers: list[_Layer], origins: Mapping[str, str]) -> Settings:
@@ -95,6 +110,10 @@ def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_environment() -> dict[str, Any]:
+    for name in os.environ:
+        first, joined, _ = name.removeprefix(_PREFIX).partition("__")
+        if name.startswith(_PREFIX) and joined and first.lower() not in Settings.model_fields:
+            raise BadInputError(f"{name}: there is no such setting", remedy="fleetctl config explain")
     try:
         return EnvSettingsSource(Settings)()
     except SettingsError as error:
@@ -107,11 +126,14 @@ def _read_environment() -> dict[str, Any]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  a SafeLoader
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror or error}", remedy="give an existing file to --config") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path}: not UTF-8 (at byte {error.start})") from error
     except yaml.YAMLError as error:
-        raise BadInputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+        told = " ".join(str(error).replace('in "<unicode string>", line', "in line").split())
+        raise BadInputError(f"{path}: not YAML: {told}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -155,7 +177,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> str:
     # A whole section that is no mapping, or a check over several keys, has no origin of its own.
     origin = origin or next((where for place, where in origins.items() if place.startswith(f"{key}.")), "settings")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    says = _SAYS.get(first["type"], first["msg"])
+    says = _SAYS.get(first["type"], first["msg"].removeprefix("Value error, "))
     return f"{origin}: {key or 'settings'}: {says}{more}"
 
 

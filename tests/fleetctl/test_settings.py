@@ -48,16 +48,35 @@ def test_flags_win_over_environment_and_environment_over_file(monkeypatch: pytes
         ("notifications: {receivers: [{kind: webhook}]}", "notifications.receivers.0.name: missing"),
         ("- 1", "f.yaml: expected a mapping"),
         ("a: [", "f.yaml: not YAML"),
+        ("controller: {port: 1}\nfleet: {}\ncontroller: {policy: run}", "the key controller is there twice in line 3"),
+        ("controller: {port: 1, port: 2}", "the key port is there twice"),
+        ('signals: {prometheus: {url: "http://host:99999"}}', "url: expected a URL like http://prometheus:9090"),
+        ("\xff", "f.yaml: not UTF-8 (at byte 0)"),
     ],
 )
 def test_bad_file_names_the_file_and_the_key(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "f.yaml"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(BadInputError) as error:
         load_settings(path)
     assert words in error.value.message
     if key := (error.value.remedy or "").partition("fleetctl config explain ")[2]:
         assert setting_docs(key.strip()) != [], "what it says to try works"
+
+
+def test_a_merged_mapping_may_bring_a_key_that_is_written_too(tmp_path: Path) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text("controller: &usual {port: 1, policy: run}\ngateway: {port: 2}\n")
+    assert load_settings(path).gateway.port == 2
+    receivers = "{kind: webhook, url: 'http://a'}"
+    path.write_text(f"notifications: {{receivers: [&a {{<<: {receivers}, name: a, url: 'http://b'}}]}}\n")
+    assert load_settings(path).notifications.receivers[0].name == "a"
+
+
+def test_a_variable_of_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETCTL_CONTROLER__TOKEN", "x")
+    with pytest.raises(BadInputError, match="FLEETCTL_CONTROLER__TOKEN: there is no such setting"):
+        load_settings()
 
 
 def test_pods_can_only_want_a_key_that_there_is(tmp_path: Path) -> None:

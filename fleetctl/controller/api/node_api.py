@@ -22,8 +22,8 @@ from fleetctl.controller.nodes.abilities import abilities_of
 from fleetctl.controller.nodes.node_feed import NodeFeed
 from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node
-from fleetctl.kit.errors import BadInputError
-from fleetctl.providers.provider import capacity_of
+from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.providers.provider import ProviderAct, capacity_of
 from fleetctl.wire import FailuresBy, GroupBy
 
 DEFAULT_LOG_LINES = 50
@@ -81,8 +81,11 @@ class NodeApi:
     async def node_logs(self, request: Request) -> Response:
         """Lines as plain text; with `follow`, those to come too, until the client or the controller ends it."""
         name = request.path_params["name"]
-        if await self._c.database.read(lambda c: get_node(c, name)) is None:
+        row = await self._c.database.read(lambda c: get_node(c, name))
+        if row is None:
             raise self._no_such_node(name)
+        if why_not := self._c.provider.why_not(ProviderAct.LOGS, row.spec):
+            raise RefusedError(f"{name}: {why_not}", remedy=f"fleetctl describe node {name}")
         lines = min(int_param(request, "lines", DEFAULT_LOG_LINES), MAX_LOG_LINES)
         logs = NodeLogs(self._c.provider, name)
         found = await logs.last_lines(lines)

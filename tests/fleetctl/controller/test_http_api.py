@@ -22,6 +22,7 @@ from fleetctl.controller.app import serve
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.priority_class import PriorityClass
+from fleetctl.providers.local import LocalProvider
 from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
 from fleetctl.wire import (
     ActionRequest,
@@ -489,7 +490,7 @@ async def _some_samples(client: ControllerClient, expression: str, count: int) -
     return answer if len(json.loads(json.dumps(answer))["samples"]) == count else None
 
 
-async def test_logs_of_a_node_are_told_and_followed(tmp_path: Path) -> None:
+async def test_logs_of_a_node_are_told_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path, nodes=0, node_specs=[make_spec("node-1", "--fail-at-start")])
     try:
         async with serving(config) as url, ControllerClient(url, TOKEN) as client:
@@ -510,6 +511,11 @@ async def test_logs_of_a_node_are_told_and_followed(tmp_path: Path) -> None:
                 await client.node_logs("node-7", 5)
             with pytest.raises(BadInputError, match="node-7"):
                 await anext(client.follow_node_logs("node-7", 5))
+            monkeypatch.setattr(LocalProvider, "why_not", lambda *_: "its log lies where it runs")
+            with pytest.raises(RefusedError, match="node-1: its log lies where it runs"):
+                await client.node_logs("node-1", 5)  # not an empty log
+            with pytest.raises(RefusedError, match="where it runs"):
+                await anext(client.follow_node_logs("node-1", 5))
     finally:
         stop_all(tmp_path)
 
