@@ -166,7 +166,7 @@ async def test_what_may_run_unasked_waits_for_nobodys_answer_to_the_pools_propos
 
 
 async def test_the_same_remedy_of_a_pool_is_not_proposed_for_two_incidents_of_it(tmp_path: Path) -> None:
-    """ "rollback-pool refused (held by a run that is proposed), and is not proposed again": of the wider incident's own."""
+    """ "rollback-pool refused, and is not proposed again", as the wider incident's own proposal of it waited."""
     clock = DrivenClock()
     async with seen_fleet(tmp_path, clock) as controller:
         first = await named(controller, clock, {"pool": "default"}, LONG)
