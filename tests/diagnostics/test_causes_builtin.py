@@ -243,6 +243,7 @@ CASES = [
     ("busy_host", "gray", "host_steals slow_steps steps_slower steps_slower_than_before itl_up ttft_up"),
     ("cold_start", "node", "loading started_lately no_steps ttft_up restarted_before"),
     ("adapter_cold", "latency", "adapters_wait adapter_slots_full ttft_up queue_waits kv_free"),
+    ("adapter_cold", "capacity", "adapters_wait no_steps queue_waits idle_peers kv_free"),
     ("gpu_fault", "gpu", "gpu_unhealthy gpu_xid core_died errors_up"),
     ("gpu_fault", "latency", "gpu_unhealthy slow_steps ttft_up"),
     ("gpu_lost", "gpu", "gpu_gone gpu_unhealthy gpu_xid no_steps"),
