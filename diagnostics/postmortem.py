@@ -146,10 +146,21 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
         or (f"the cause was named after {format_seconds(named_s)}" if named_s is not None else "no cause was named"),
         f"it was mitigated after {format_seconds(mitigated_s)}{_by_rollback(incident, back)}"
         if took.to_mitigate_s is not None
-        else f"it ended after {format_seconds(mitigated_s)}, mitigated by no run",
+        else f"it ended after {format_seconds(mitigated_s)}, mitigated by {_run_of_wider(incident) or 'no run'}",
     ]
     is_met = named_s is not None and max(named_s, mitigated_s) <= level.within_s
     return f"{asked}; {' and '.join(parts)}: {'met' if is_met else 'missed'}."
+
+
+def _run_of_wider(incident: IncidentRecord) -> str:
+    """The run for the incident that this one is part of, which acted before this one was over; "" where none did. That
+    one may wait for what it promised still."""
+    until = incident.resolved_at
+    for run in incident.runs:
+        acted = run.status in ("verifying", "succeeded") and run.decided_at is not None
+        if acted and incident.part_of and run.incident_id == incident.part_of and (run.decided_at or 0) <= (until or 0):
+            return f"that of {incident.part_of} ({run.runbook})"
+    return ""
 
 
 def _by_rollback(incident: IncidentRecord, back: EventRecord | None) -> str:
@@ -188,7 +199,7 @@ def render(report: PostmortemInput) -> str:
         taken_back=back,
         came_back=[one.at for one in incident.timeline if one.kind == "incident.reopened"],
         decided=_decided(incident, took),
-        mitigated=_reached(took.to_mitigate_s, incident, "by none"),
+        mitigated=_reached(took.to_mitigate_s, incident, f"by {_run_of_wider(incident) or 'none'}"),
         resolved=_reached(took.to_resolve_s, incident, NOT_RECORDED),
         by_rollback=_by_rollback(incident, helped),
         runs=[run for run in incident.runs if not _is_earlier(run, incident)],
@@ -276,6 +287,7 @@ def follow_ups(report: PostmortemInput) -> list[str]:
     ]
     is_refused = any(run.status == "denied" or _is_unanswered(run) for run in incident.runs)
     is_ended = any(run.status == "succeeded" for run in incident.runs) or taken_back(report) is not None
+    is_ended = is_ended or bool(_run_of_wider(incident))
     if not is_ended and not is_refused:
         found.append("No runbook resolved this: write or extend one for the cause, or note why none should.")
     if report.impact.lost:

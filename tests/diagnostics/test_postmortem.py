@@ -451,6 +451,16 @@ def test_a_proposal_that_nobody_answered_asks_who_was_told_and_for_no_runbook() 
     assert "No runbook resolved this" not in denied
 
 
+def test_what_the_run_of_the_wider_incident_mended_is_not_told_as_mended_by_nobody() -> None:
+    """A pool's rollback took the bad node out: "mitigated by no run", "write a runbook" stood on the node's page."""
+    run = make_record().runs[0].model_dump() | {"is_apart": True, "incident_id": "inc-wide", "status": "verifying"}
+    text = page(severity="page", part_of="inc-wide", runs=[run])
+    assert f"mitigated by that of inc-wide ({run['runbook']}): met." in text
+    assert f"| incident opened | mitigated by a run | by that of inc-wide ({run['runbook']}) |" in text
+    assert "No runbook resolved this" not in text
+    assert "mitigated by no run" in page(part_of="inc-other", runs=[run])
+
+
 def test_the_numbers_of_a_verdict_that_is_over_stand_with_when_they_were_read() -> None:
     """ "2.4 times as long as its peers'" was of its third second, and the worst was twenty."""
     verdict = event("diagnosis.named", 3, cause="slow_node", confidence="confirmed")
