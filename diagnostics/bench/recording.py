@@ -365,5 +365,21 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times, an
         for word in sorted({str(one) for one in phase if one}):
             name, _, reason = word.partition("/")
             row("fleet_node_phase", **labels, phase=name, reason=reason)[phase == word] = 1.0
+    for node in case.nodes:
+        revisions = [fact for fact in case.facts if fact.revision and node.name in places(fact.on, case.nodes)]
+        for fact in sorted(revisions, key=lambda one: one.at):
+            _relabel(rows, node.name, fact.revision, since >= fact.at)
     for key, values in rows.items():
         store.append_matrix([key], at_ms, _ended(values)[np.newaxis, :])
+
+
+def _relabel(rows: dict[LabelSet, Floats], node: str, revision: str, later: Bools) -> None:
+    """From then on what is known of the node is known of the revision that it has by then."""
+    for key, values in list(rows.items()):
+        labels = dict(key.pairs)
+        if labels.get("node") != node or labels.get("revision") == revision or np.isnan(values[later]).all():
+            continue
+        moved = rows.setdefault(LabelSet.of({**labels, "revision": revision}), np.full(len(later), MISSING))
+        told = later & ~np.isnan(values)
+        moved[told] = values[told]
+        values[later] = MISSING

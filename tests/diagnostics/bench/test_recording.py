@@ -85,6 +85,23 @@ expect: {cause: signals_stale}
     assert evaluate('up{node="node-2",job="engine"}', store, ONSET + 120) == []
 
 
+def test_what_is_known_of_a_node_is_of_the_revision_that_it_has_by_then(tmp_path: Path) -> None:
+    """As the controller writes it: an incident of a revision asks about what is known of that one's nodes."""
+    text = """
+extends: vllm-chat-3
+controller: true
+facts: [{kind: deploy, on: node-1, at: 0s, revision: v2}]
+expect: {cause: bad_deploy}
+"""
+    store = record(case_of(tmp_path, text)).store
+
+    def revisions(at: float) -> list[str]:
+        found = evaluate('fleet_node_process_up{node="node-1"} == 1', store, ONSET + at)
+        return [one.labels["revision"] for one in found]
+
+    assert (revisions(-30), revisions(60)) == (["v1"], ["v2"])
+
+
 def test_stated_series_take_every_shape(tmp_path: Path) -> None:
     text = """
 nodes: {count: 1, engine: vllm}
