@@ -6,35 +6,25 @@ receipts) is escaped so that it can't break a table or add markup.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from diagnostics.diagnosis import NOTHING_WRONG, instead_of_a_cause
 from diagnostics.diagnosis_history import as_named, verdict_changes
+from diagnostics.postmortem_filters import ENVIRONMENT, NOT_RECORDED, clock
 from diagnostics.postmortem_template import TEMPLATE
 from diagnostics.record import (
-    WIDE_BUCKETS_S,
-    AlertRecord,
     EventRecord,
-    EvidenceRecord,
     Impact,
     IncidentRecord,
     RunRecord,
 )
-from diagnostics.scope import scope_text
 from diagnostics.severity import clock_began_at, sev_level
-from diagnostics.unanswered import counted, part_unanswered
-from diagnostics.value_format import came_after, format_seconds, format_value
+from diagnostics.value_format import format_seconds
 
 MAX_TIMELINE_ROWS = 500  # a page, not a log; the black box holds the rest
 MAX_AROUND_ROWS = 60
-NOT_RECORDED = "not recorded"
 _NUMBER = re.compile(r"(?<![\w.-])\d")  # one that was measured, and not part of a name
 DEPLOY_SLACK_S = 15.0  # an onset is dated to a scrape: what began so long before its rollout may have begun with it
 
@@ -133,7 +123,7 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
     level, took = sev_level(incident.severity), durations(incident, back)
     if level.within_s is None:
         return f"{level.name} has no clock."
-    from_when = "opening" if incident.clock_at is None else f"coming back at {_clock(incident.clock_at)}"
+    from_when = "opening" if incident.clock_at is None else f"coming back at {clock(incident.clock_at)}"
     asked = f"{level.name} asks for a cause and a mitigation within {format_seconds(level.within_s)} of its {from_when}"
     mitigated_s = took.to_mitigate_s if took.to_mitigate_s is not None else took.to_resolve_s
     if mitigated_s is None:
@@ -179,7 +169,7 @@ def render(report: PostmortemInput) -> str:
     back = taken_back(report)
     helped = back if back is not None and back.at >= clock_began_at(incident) else None
     took = durations(incident, helped)
-    page = _ENVIRONMENT.from_string(TEMPLATE).render(
+    page = ENVIRONMENT.from_string(TEMPLATE).render(
         incident=incident,
         diagnosis=incident.diagnosis,
         began_at=began_at(incident),
@@ -330,74 +320,6 @@ def _gap(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else max(0.0, end - begin)
 
 
-def _utc(at: float | None) -> str:
-    return NOT_RECORDED if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
-
-
-def _known(value: object) -> str:
-    return NOT_RECORDED if value is None else str(value)
-
-
-def _span(seconds: float | None) -> str:
-    return NOT_RECORDED if seconds is None else format_seconds(seconds)
-
-
-def _worst_value(alert: AlertRecord) -> str:
-    value = alert.value if alert.worst_value is None else alert.worst_value
-    return "unknown" if value is None else f"{value:.4g}"
-
-
-def _wait(seconds: float | None) -> str:
-    is_wide = seconds is not None and seconds > WIDE_BUCKETS_S
-    return f"about {_span(seconds)}" if is_wide else _span(seconds)
-
-
-def _text(value: object) -> str:
-    """One line that adds no markup: no table cell, tag, link or heading begins in it."""
-    flat = " ".join(str(value).split())
-    return re.sub(r"([\\|<>`*\[\]])", r"\\\1", flat)
-
-
-def _code(value: object) -> str:
-    """An inline code span that also fits a table cell. A pipe in a cell is escaped even inside code (GFM)."""
-    flat = " ".join(str(value).split()).replace("|", "\\|")
-    longest = max((len(run) for run in re.findall(r"`+", flat)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {flat} {fence}" if longest else f"`{flat}`"
-
-
-def _pairs(mapping: Mapping[str, Any]) -> str:
-    """`key: value` pairs of a scope, receipt or inputs in one line; nested values as JSON."""
-    if not mapping:
-        return "—"
-    return _text(", ".join(f"{key}: {_plain(value)}" for key, value in mapping.items()))
-
-
-def _plain(value: object) -> str:
-    return str(value) if isinstance(value, str | int | float | bool) else json.dumps(value, default=str)
-
-
-def _measured(evidence: EvidenceRecord) -> str:
-    if evidence.value is None:
-        return "—"  # a condition is in the question: its number is what is asked for only where it is yes
-    value = format_value(evidence.value, evidence.unit or "count")
-    remark = evidence.why_unknown if evidence.answer == "unknown" else evidence.usual
-    return f"{value} ({_text(remark)})" if remark else value
-
-
-def _whose(run: RunRecord) -> str:
-    """Whose doing a run beside the incident was; "" of its own."""
-    if not run.is_apart:
-        return ""
-    if run.incident_id:
-        return f", for {run.incident_id}"
-    return ", by automation" if run.unasked else ", by hand"
-
-
 def _decided(incident: IncidentRecord, took: Durations) -> str:
     """How long a proposal waited for its word, or why none is told."""
     if took.to_decide_s is not None:
@@ -411,30 +333,3 @@ def _reached(seconds: float | None, incident: IncidentRecord, otherwise: str) ->
     if seconds is not None:
         return format_seconds(seconds)
     return "not yet" if incident.resolved_at is None else otherwise
-
-
-def _by(run: RunRecord) -> str:
-    if run.decided_by is None:
-        return "nobody decided"
-    return f"decided by {_text(run.decided_by)} at {_utc(run.decided_at)}"
-
-
-_ENVIRONMENT = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701 - Markdown; the filters below escape
-_ENVIRONMENT.tests["came_after"] = came_after
-_ENVIRONMENT.filters |= {
-    "utc": _utc,
-    "clock": _clock,
-    "known": _known,
-    "span": _span,
-    "wait": _wait,
-    "worst_value": _worst_value,
-    "text": _text,
-    "where": scope_text,
-    "code": _code,
-    "pairs": _pairs,
-    "measured": _measured,
-    "parted": part_unanswered,
-    "counted": counted,
-    "by": _by,
-    "whose": _whose,
-}

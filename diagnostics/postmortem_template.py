@@ -1,4 +1,4 @@
-"""The page of a post-mortem, for jinja2. Every value passes a filter of `postmortem`, which escapes it."""
+"""The page of a post-mortem, for jinja2. Every value passes a filter of `postmortem_filters`, which escapes it."""
 
 TEMPLATE = """\
 # Post-mortem: {{ incident.title | text }}
