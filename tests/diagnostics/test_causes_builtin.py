@@ -85,6 +85,12 @@ def test_no_tenant_is_named_where_nobody_tells_them_apart() -> None:
     assert "tenant_flood" not in named("capacity", seen, kind="pool", unknown="tenant_grew tenant_holds_more")
 
 
+def test_no_limit_is_said_to_be_lowered_where_nobody_tells_limits() -> None:
+    """ "A limit was lowered: 1.0 times the seats before", 98 % sure."""
+    seen = "queue_waits ttft_up ttft_tail_up itl_up e2e_up running_up seats_free prefill_backlog"
+    assert "limit_lowered" not in named("capacity", seen, kind="pool", unknown="changed_limits")
+
+
 def test_a_cache_that_is_full_for_some_seconds_is_not_named() -> None:
     assert named("latency", "kv_full", kind="pool") == ("kv_pressure",)
     assert "kv_pressure" not in named("latency", "kv_full full_for_a_moment", kind="pool")
