@@ -135,9 +135,11 @@ def _read_key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text().strip()
+        return path.read_text("ascii").strip()
     except OSError as error:
         raise BadInputError(f"--api-key-file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"--api-key-file {path}: no key in it: not ASCII") from error
 
 
 def first_model(url: str, key: str | None) -> str:

@@ -221,11 +221,15 @@ class Settings(BaseSettings):
 
 
 def read_token(path: Path) -> str | None:
-    """The token in the file; None when there is no such file, or nothing in it."""
+    """The token in the file; None when there is no such file, or nothing in it. Raises BadInputError for no token."""
     try:
-        return path.read_text().strip() or None
+        return path.read_text("ascii").strip() or None
     except OSError:
         return None
+    except UnicodeDecodeError as error:
+        raise BadInputError(
+            f"{path}: no token in it: not ASCII", remedy="fleetctl up makes one where none is"
+        ) from error
 
 
 def _revealed(value: Any) -> Any:

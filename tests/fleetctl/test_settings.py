@@ -73,6 +73,12 @@ def test_a_merged_mapping_may_bring_a_key_that_is_written_too(tmp_path: Path) ->
     assert load_settings(path).notifications.receivers[0].name == "a"
 
 
+def test_a_token_file_that_is_damaged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "controller.token").write_bytes(b"\x91\x00")
+    assert run(["--state-dir", str(tmp_path), "get", "nodes"]) == 2
+    assert "controller.token: no token in it" in capsys.readouterr().err
+
+
 def test_a_variable_of_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEETCTL_CONTROLER__TOKEN", "x")
     with pytest.raises(BadInputError, match="FLEETCTL_CONTROLER__TOKEN: there is no such setting"):

@@ -122,9 +122,9 @@ def add_key(path: Path, tenant: str, *, note: str, made: dt.date) -> str:
     fields = {"sha256": digest_of(key.encode()).hex(), "made": made.isoformat()} | ({"note": note} if note else {})
     row = "- {" + ", ".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()) + "}"
     try:
-        text = path.read_text("utf-8") if path.exists() else "tenants:\n"
         if path.exists():
             read_tenants(path)
+        text = path.read_text("utf-8") if path.exists() else "tenants:\n"
         changed = _with_row(text, tenant, row.replace(f'"{made.isoformat()}"', made.isoformat()), path)
         _book_of(*_parsed(changed, path), path)
         write_whole(path, changed)

@@ -60,8 +60,10 @@ def test_a_server_that_is_not_there_is_exit_code_four() -> None:
     assert run(["load", "http://127.0.0.1:9", "--for", "1s"]) == 4
 
 
-def test_what_is_no_url_is_bad_input() -> None:
+def test_what_is_no_url_or_no_key_is_bad_input(tmp_path: Path) -> None:
     assert run(["load", "host:8000"]) == 2
+    (tmp_path / "key").write_bytes(b"\x91")
+    assert run(["load", "http://127.0.0.1:9", "--api-key-file", str(tmp_path / "key")]) == 2
 
 
 def test_a_trace_that_can_not_be_read_is_told_before_anything_is_sent(tmp_path: Path) -> None:

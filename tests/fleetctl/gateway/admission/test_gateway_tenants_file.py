@@ -113,6 +113,14 @@ def test_the_first_key_makes_the_file(tmp_path: Path) -> None:
     assert (list_keys(path)[0].made, len(list_keys(path)[0].id)) == ("2026-11-22", 12)
 
 
+def test_a_file_that_is_no_text_gets_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_bytes(b"\x91\x00")
+    with pytest.raises(BadInputError, match=r"tenants\.yaml"):
+        add_key(path, "shop", note="", made=DAY)
+    assert path.read_bytes() == b"\x91\x00"
+
+
 @pytest.mark.parametrize(
     "text",
     [
