@@ -16,7 +16,7 @@ from diagnostics.record import Fate, Impact, IncidentRecord
 from fleetctl.controller.incidents.counter_growth import increase
 from fleetctl.controller.incidents.doubtful_answers import DoubtfulAnswers
 from fleetctl.controller.incidents.gateway_wait import worst_p99_s
-from fleetctl.controller.incidents.no_gateway import arrivals_per_s, found_none, outages
+from fleetctl.controller.incidents.no_gateway import came_before, found_none, outages
 from fleetctl.controller.nodes.gateways import DEATHS, GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
@@ -197,7 +197,7 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
     last_at = max((at for at, _ in during), default=0.0)
     after = [value for at, value in during if at == last_at]
     without = outages(tally.gateway_ups, tally.began_at - LOSS_LEAD_S)
-    before = arrivals_per_s(tally.gateway_requests, tally.gateway_ups, without[0].since) if without else None
+    before = came_before(tally.gateway_requests, tally.gateway_ups, without)
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
         requests=_count(counted, ACCEPTED),

@@ -5,6 +5,7 @@ Who finds no gateway is counted by nobody: the time and what came before it are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,20 @@ def outages(ups: Sequence[Points], since: float) -> list[Outage]:
     return [one for one in found if one.until > one.since]
 
 
+def came_before(ended: Sequence[Points], ups: Sequence[Points], found: Sequence[Outage]) -> float | None:
+    """What came a second before them, each counted for as long as it was. One that follows too closely upon another has
+    that one's rate. None: nobody knows."""
+    came = length = 0.0
+    rate, after = None, -math.inf
+    for gap in found:
+        if gap.seen_at - after >= LEAST_S:
+            rate = arrivals_per_s(ended, ups, gap.since, after)
+        if rate is None:
+            return None
+        came, length, after = came + rate * (gap.until - gap.seen_at), length + gap.until - gap.seen_at, gap.until
+    return came / length if length else None
+
+
 def found_none(ended: Sequence[Points], found: Sequence[Outage], per_s: float | None) -> int | None:
     """About how many came meanwhile and found none: `per_s`, what came before, less those that ended at a gateway all
     the same, which was only too busy to be looked at. None: nobody knows what came before."""
@@ -54,10 +69,10 @@ def found_none(ended: Sequence[Points], found: Sequence[Outage], per_s: float | 
     return max(0, round(per_s * sum(gap.until - gap.seen_at for gap in found) - served))
 
 
-def arrivals_per_s(ended: Sequence[Points], ups: Sequence[Points], at: float) -> float | None:
-    """What came a second in the minute before `at`, by what ended then, however it did: as much as came, but for
-    what was held a little longer. `ended`: counters of requests. None: nobody looked for long enough before."""
-    known = [time for points in ups for time, value in points if value == 1.0 and time < at]
+def arrivals_per_s(ended: Sequence[Points], ups: Sequence[Points], at: float, after: float) -> float | None:
+    """What came a second in the minute before `at`, and not before `after`, by what ended then, however it did: as much
+    as came, but for what was held longer. `ended`: counters of requests. None: nobody looked for long enough."""
+    known = [time for points in ups for time, value in points if value == 1.0 and after <= time < at]
     if not known:
         return None
     first, last = max(min(known), at - BEFORE_S), max(known)

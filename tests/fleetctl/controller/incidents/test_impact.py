@@ -177,6 +177,20 @@ def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways
     assert (words in impact_words(impact)) == bool(told)
 
 
+def test_of_each_outage_what_came_before_it_counts() -> None:
+    """A gateway ended again after the traffic had: "about 35 found no gateway", of whom there were 20."""
+    store = SeriesStore()
+    for at in range(900, 1200, 5):
+        if 1000 <= at < 1020 or 1100 <= at < 1120:
+            store.append({"__name__": "up", "job": "llm-gateway"}, at, 0.0)
+            continue
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 1.0)
+        served = at if at < 1000 else at - 20 if at < 1040 else 1020  # nobody comes any more
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(served))
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.no_gateway_s, impact.found_no_gateway) == (40.0, 20)
+
+
 def test_of_a_gateway_that_was_too_busy_to_be_looked_at_nobody_is_said_to_have_found_none() -> None:
     """A machine stood still: looks failed for 20 s, and what came meanwhile was served by the same gateway."""
     store = SeriesStore()
