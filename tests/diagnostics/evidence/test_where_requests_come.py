@@ -158,3 +158,18 @@ def test_gateway_that_leaves_out_all_nodes_while_they_idle_cuts_them_off(
 ) -> None:
     store = _left_out(nodes, "server_error", ALWAYS, running, failing=failing)
     assert _answer("all_left_out", store) == answer
+
+
+@pytest.mark.parametrize(
+    ("people", "batch", "answer"),
+    [((6.0, 6.0), (0.01, 6.9), "yes"), ((6.0, 0.2), (3.0, 4.0), "no"), ((6.0, 6.0), (4.0, 6.9), "no")],
+    ids=["it comes from little", "another went away", "it was as large nearly"],
+)
+def test_tenant_that_comes_from_little_to_two_fifths_of_all_grew_beside_one_as_large(
+    people: tuple[float, float], batch: tuple[float, float], answer: str
+) -> None:
+    store = _pool(4 * ALWAYS, 4 * ALWAYS)
+    for tenant, (before, now) in (("people", people), ("batch", batch)):
+        sent: Floats = np.cumsum(np.where(AT < BEGIN, before, now) * 5)
+        _put(store, "gateway_tenant_requests_total", {"tenant": tenant, "result": "admitted"}, sent)
+    assert _answer("tenant_grew", store) == answer
