@@ -342,11 +342,14 @@ def http_exception_handler(routes: Iterable[Route]) -> Callable[[Request, Except
 
     async def answer(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        headers = dict(error.headers or {})
+        headers, remedy = dict(error.headers or {}), None
+        if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+            remedy = "GET /openapi.json has the paths that there are; Alertmanager's is /webhooks/alertmanager"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             here = (route.methods or () for route in known if route.path_regex.match(request.scope["path"]))
             headers["Allow"] = ", ".join(sorted({method for methods in here for method in methods}))
-        problem = Problem(error=error.detail, exit_code=2)
+            remedy = f"this path takes {headers['Allow']}"
+        problem = Problem(error=error.detail, remedy=remedy, exit_code=2)
         return JSONResponse(problem.model_dump(), error.status_code, headers=headers)
 
     return answer

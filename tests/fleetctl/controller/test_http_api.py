@@ -170,6 +170,15 @@ async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, st
     assert words in answer.json()["error"]
 
 
+async def test_a_wrong_path_or_method_is_answered_with_what_there_is(url: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False, headers=headers) as http:
+        path, method = await http.post(f"{url}/webhook"), await http.get(f"{url}/webhooks/alertmanager")
+    assert (path.status_code, method.status_code) == (404, 405)
+    assert "/webhooks/alertmanager" in path.json()["remedy"]
+    assert method.json()["remedy"] == "this path takes POST"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
