@@ -104,7 +104,7 @@ class _Tally:
     moved: float | None = None
     ttft: list[tuple[float, float]] = field(default_factory=list)
     was_watched: bool = False  # before it began: the first value of a counter is no growth
-    gateway_starts: set[float] = field(default_factory=set)
+    gateway_starts: dict[str, set[float]] = field(default_factory=dict)  # of each gateway
     gateway_ups: list[Points] = field(default_factory=list)  # `up` of each gateway
     gateway_requests: list[Points] = field(default_factory=list)  # all that ended, however it did
     held: dict[str, float] = field(default_factory=dict)
@@ -137,7 +137,8 @@ class _Tally:
             case name if name == HELD:
                 _add(self.held, labels.get("node", ""), next((v for _, v in reversed(points) if v == v), 0.0))
             case name if name == STARTED and labels.get("job") == GATEWAY_JOB:
-                self.gateway_starts |= {value for at, value in points if at >= since and math.isfinite(value)}
+                starts = self.gateway_starts.setdefault(labels.get("instance", ""), set())
+                starts |= {value for at, value in points if at >= since and math.isfinite(value)}
             case "up" if labels.get("job") == GATEWAY_JOB:
                 self.was_watched = any(at < self.began_at for at, _ in points)
                 self.gateway_ups.append(points)
@@ -177,7 +178,7 @@ class _Tally:
         """Why the gateway's counters do not tell the whole time; "" when they do."""
         if not self.was_watched:
             return "the gateway was not scraped before it began"
-        if len(self.gateway_starts) > 1:
+        if any(len(starts) > 1 for starts in self.gateway_starts.values()):
             return "the gateway was started anew meanwhile, and its counts went with it"
         if self.gateway_ups and not all(points and points[-1][1] == 1 for points in self.gateway_ups):
             return "the gateway does not answer, and its last counts are not known"

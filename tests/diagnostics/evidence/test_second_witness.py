@@ -68,24 +68,32 @@ def test_what_its_platform_ends_by_a_probe_and_starts_again_is_not_replaced() ->
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "running", "others", "is_treated"),
+    ("arrivals", "running", "others", "started", "is_treated"),
     [
-        (4.0, 1.0, (), False),
-        (0.2, 1.0, (), True),
-        (4.0, 0.0, (), True),
-        (4.0, 1.0, (ALWAYS,), True),
-        (None, 1.0, (), True),
+        (4.0, 1.0, (), "a", False),
+        (0.2, 1.0, (), "a", True),
+        (4.0, 0.0, (), "a", True),
+        (4.0, 1.0, (ALWAYS,), "a", True),
+        (4.0, 1.0, (ALWAYS,), "b0", False),
+        (None, 1.0, (), "a", True),
     ],
-    ids=["parted from us", "it hangs", "its process ended", "another one serves", "nobody used it"],
+    ids=[
+        "parted from us",
+        "it hangs",
+        "its process ended",
+        "another one serves",
+        "another machine's",
+        "nobody used it",
+    ],
 )
-def test_a_gateway_that_only_we_do_not_reach_is_not_restarted(
-    arrivals: float | None, running: float, others: tuple[Floats, ...], is_treated: bool
+def test_a_gateway_that_only_we_do_not_reach_is_not_restarted_nor_one_that_serves_in_its_place(
+    arrivals: float | None, running: float, others: tuple[Floats, ...], started: str, is_treated: bool
 ) -> None:
     """A restart would have ended every stream of a gateway that served, for a way to it that was cut."""
     store = SeriesStore()
     told = [({METRIC_NAME: "up", "job": "llm-gateway", "instance": "a"}, _until(40.0))]
     told += [({METRIC_NAME: "up", "job": "llm-gateway", "instance": f"b{i}"}, up) for i, up in enumerate(others)]
-    told += [({METRIC_NAME: "fleet_gateway_process_up", "gateway": "a"}, np.where(AT > NOW - 70, running, 1.0))]
+    told += [({METRIC_NAME: "fleet_gateway_process_up", "instance": started}, np.where(AT > NOW - 70, running, 1.0))]
     for number in range(3):
         of = {"node": f"node-{number}", "pool": "chat", "model": "m", "engine": "vllm"}
         told += [({METRIC_NAME: "llm:up", **of}, ALWAYS)]

@@ -177,6 +177,22 @@ def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways
     assert (words in impact_words(impact)) == bool(told)
 
 
+def test_two_gateways_are_not_one_that_was_started_anew() -> None:
+    """Of a fleet with two gateways nothing was ever counted: each of them had started at another time."""
+    store = SeriesStore()
+    for at in range(900, 1050, 5):
+        for number in range(2):
+            of = {"job": "llm-gateway", "instance": f"gateway-{number}"}
+            store.append({"__name__": "up", **of}, at, 1.0)
+            store.append({"__name__": "process_start_time_seconds", **of}, at, 800.0 + number)
+            counts = {"__name__": "gateway_requests_total", "outcome": "finished", "node": "a", **of}
+            store.append(counts, at, float(at))
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    assert (impact.why_not_counted, impact.lost) == ("", 0)
+    assert impact.finished is not None
+    assert impact.finished > 0
+
+
 def test_of_each_outage_what_came_before_it_counts() -> None:
     """A gateway ended again after the traffic had: "about 35 found no gateway", of whom there were 20."""
     store = SeriesStore()
