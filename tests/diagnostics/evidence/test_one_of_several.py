@@ -240,3 +240,11 @@ def test_of_two_what_may_stand_alone_is_named_before_what_it_brings_about() -> N
     """A contained memory error may have waited for days; beside a hang, which it rules out alone, it led to it."""
     found = _judged("capacity", "gpu_contained no_steps queue_waits idle_peers promise_broken")
     assert (found.cause, found.also) == ("gpu_reset_due", "core_hung")
+
+
+def test_an_engine_that_says_that_it_sleeps_is_not_gone() -> None:
+    told: list[Series] = [("llm:up", _of(number), 1.0) for number in (1, 2, 3)]
+    told += [("llm:served:rate", _of(number), _then(1.0, float(number != 2))) for number in (1, 2, 3)]
+    told += [("llm:gpu_memory_used_bytes", _of(2, gpu="0"), _then(74e9, 1e9))]
+    assert _answer("cards_emptied", *told) == "yes"
+    assert _answer("cards_emptied", *told, ("llm:asleep", _of(2), 1.0)) == "no"
