@@ -9,7 +9,7 @@ import pytest
 
 from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
-from diagnostics.diagnosis import Diagnosis, Evidence
+from diagnostics.diagnosis import AnswerWord, Diagnosis, Evidence
 from diagnostics.evidence.judge import judge
 from diagnostics.evidence.knowledge import builtin_knowledge
 from diagnostics.evidence.reading import read_all
@@ -48,8 +48,11 @@ def _judged(tree: str, yes: str, unknown: str = "", scope: dict[str, str] = POOL
     """All other questions of the package answered no."""
     known = builtin_knowledge()
     assert {*yes.split(), *unknown.split()} <= known.questions.keys()
-    words = dict.fromkeys(known.questions, "no") | dict.fromkeys(yes.split(), "yes")
-    words |= dict.fromkeys(unknown.split(), "unknown")
+    words: dict[str, AnswerWord] = {
+        **dict.fromkeys(known.questions, "no"),
+        **dict.fromkeys(yes.split(), "yes"),
+        **dict.fromkeys(unknown.split(), "unknown"),
+    }
     readings = {name: Evidence(name, name, word, why_unknown=NO_DATA) for name, word in words.items()}
     return judge(known, [tree] if tree else [], [], scope, SeriesStore(), NOW, known=readings)
 
@@ -190,7 +193,10 @@ def test_a_pool_that_nobody_asks_may_give_its_memory_back() -> None:
 @pytest.mark.parametrize(("per_s", "answer"), [(0.2, "no"), (2.0, "yes")])
 def test_three_first_tokens_are_no_mean(per_s: float, answer: str) -> None:
     """The last prompts are twice as late; where four came in twenty seconds, the minute is asked."""
-    late = [("llm:ttft_seconds:mean", _of(1), _then(0.4, 0.8, NOW - 5)), ("llm:first_tokens:rate", _of(1), per_s)]
+    late: list[Series] = [
+        ("llm:ttft_seconds:mean", _of(1), _then(0.4, 0.8, NOW - 5)),
+        ("llm:first_tokens:rate", _of(1), per_s),
+    ]
     assert _answer("ttft_up", *late) == answer
 
 
