@@ -133,8 +133,8 @@ def _automation(snapshot: Snapshot, now: float) -> StorySection:
 
 def _runs(snapshot: Snapshot, now: float) -> Iterator[Row]:
     """Runs that are not at their end; a dry run does nothing, and is none."""
-    known = {run.id: run for one in snapshot.incidents for run in one.runs}
-    known |= {run.id: run for run in snapshot.runs}
+    told = [*(run for one in snapshot.incidents for run in one.runs), *snapshot.runs]
+    known = {run.id: run for run in sorted(told, key=lambda one: one.updated_at)}  # the two are read at different times
     live = [run for run in known.values() if not run.status.is_terminal and not run.dry_run]
     for run in sorted(live, key=lambda one: (one.status is not RunStatus.PROPOSED, -one.created_at)):
         yield (Cell(_glyph(run), RUN_TONES[run.status]), Cell(_waits(run), RUN_TONES[run.status]), *_what(run, now))

@@ -545,6 +545,16 @@ def test_a_dry_run_is_nothing_that_automation_does() -> None:
     assert "nothing is under way, nothing waits" in told
 
 
+def test_a_run_that_was_approved_waits_for_nobody_whichever_list_was_read_later() -> None:
+    """ "waits for you" stood there for half a minute after the approval: of a list of runs that was read before it."""
+    waits = make_run(status=RunStatus.PROPOSED, updated_at=NOW - 60)
+    acts = waits.model_copy(update={"status": RunStatus.RUNNING, "updated_at": NOW - 5})
+    for in_incident, in_list in ((acts, waits), (waits, acts)):
+        incident = make_incident(runs=[in_incident])
+        told = texts(Snapshot(status=make_status(), incidents=(incident,), runs=(in_list,), known_at=NOW))
+        assert "waits for you" not in told
+
+
 def test_rules_that_cannot_be_judged_are_told_where_nothing_fires() -> None:
     alert = make_incident().alerts[0].model_copy(update={"state": AlertState.UNKNOWN})
     told = texts(Snapshot(status=make_status(), alerts=(alert,), known_at=NOW))
