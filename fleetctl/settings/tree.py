@@ -228,7 +228,7 @@ def read_token(path: Path) -> str | None:
         return None
     except UnicodeDecodeError as error:
         raise BadInputError(
-            f"{path}: no token in it: not ASCII", remedy="fleetctl up makes one where none is"
+            f"{path}: no token in it: not ASCII", remedy="`fleetctl up` makes one where none is"
         ) from error
 
 
