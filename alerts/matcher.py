@@ -1,15 +1,39 @@
-"""One label matcher of a selector, and Go's regular expressions in Python's."""
+"""One label matcher of a selector, and the regular expressions of PromQL: Go's, which are RE2's."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
+
+import re2
 
 from alerts.errors import BadExpressionError
 
 MAX_PATTERN_CHARS = 4096
+
+
+class GoMatch(Protocol):
+    """A match of a `GoPattern`, with the groups of `re.Match`."""
+
+    def group(self, group: int | str, /) -> str | None:
+        """What a group matched, None: it took no part. Raises IndexError when the pattern has no such group."""
+
+
+class GoPattern(Protocol):
+    """What is used of RE2's compiled patterns. They take time in proportion to the text, whatever the pattern:
+    a stranger's `(a+)+b` would hold Python's `re`, and with it the event loop, for hours."""
+
+    def fullmatch(self, text: str, /) -> GoMatch | None:
+        """The match of the whole text."""
+
+    def search(self, text: str, /) -> GoMatch | None:
+        """The first match anywhere."""
+
+    def sub(self, replacement: Callable[[GoMatch], str], text: str, /) -> str:
+        """The text with each match replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +43,7 @@ class Matcher:
     name: str
     op: Literal["=", "!=", "=~", "!~"]
     value: str
-    _pattern: re.Pattern[str] | None = field(default=None, init=False, repr=False, compare=False)
+    _pattern: GoPattern | None = field(default=None, init=False, repr=False, compare=False)
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -39,20 +63,30 @@ class Matcher:
 
 
 @lru_cache(maxsize=1024)
-def compile_go(pattern: str) -> re.Pattern[str]:
-    """Go's (RE2) pattern as a Python one. `.` matches newlines, as in Prometheus. Raises BadExpressionError."""
+def compile_go(pattern: str) -> GoPattern:
+    """A pattern as Prometheus reads it: `.` matches newlines too. Raises BadExpressionError."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise BadExpressionError(f"regular expression longer than {MAX_PATTERN_CHARS} characters")
+    options = re2.Options()
+    options.dot_nl = True
+    options.log_errors = False
     try:
-        return re.compile(_translate(pattern), re.DOTALL)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise BadExpressionError(f"bad regular expression {pattern!r}: {error}") from None
+        compiled: GoPattern = re2.compile(pattern, options)
+    except re2.error as error:
+        raise BadExpressionError(f"bad regular expression {pattern!r}: {_in_words(error)}") from None
+    return compiled
+
+
+def _in_words(error: Exception) -> str:
+    """RE2's own words, which are bytes."""
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
 
 
 _REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))")
 
 
-def expand_go(template: str, match: re.Match[str]) -> str:
+def expand_go(template: str, match: GoMatch) -> str:
     """Go's Expand: $1, $name, ${name}; an unknown group is empty, $$ is $."""
 
     def one(reference: re.Match[str]) -> str:
@@ -61,99 +95,7 @@ def expand_go(template: str, match: re.Match[str]) -> str:
             return "$"
         try:
             return match.group(int(name) if name.isdigit() else name) or ""
-        except (IndexError, KeyError):
+        except IndexError:
             return ""
 
     return _REFERENCE.sub(one, template)
-
-
-_FLAGS = re.compile(r"\(\?([imsU]*)(-[imsU]+)?([:)])")
-_POSIX = {
-    "alnum": "0-9A-Za-z",
-    "alpha": "A-Za-z",
-    "digit": "0-9",
-    "lower": "a-z",
-    "upper": "A-Z",
-    "space": r"\t\n\v\f\r ",
-    "word": "0-9A-Za-z_",
-    "xdigit": "0-9A-Fa-f",
-    "punct": r"!-/:-@\[-`{-~",
-    "blank": r"\t ",
-}
-
-
-def _translate(pattern: str) -> str:
-    """What differs: flags in the middle `a(?i)b`, `\\z`, `\\Q..\\E`, POSIX classes, ASCII-only \\d \\w \\s."""
-    out: list[str] = []
-    open_flags: list[list[str]] = [[]]  # for each open group: the flag groups opened inside it
-    at = 0
-    in_class = False
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\" and at + 1 < len(pattern):
-            at = _translate_escape(pattern, at, out, in_class=in_class)
-            continue
-        if in_class:
-            posix = re.compile(r"\[:(\^?)(\w+):\]").match(pattern, at)
-            if posix and posix.group(2) in _POSIX and not posix.group(1):
-                out.append(_POSIX[posix.group(2)])
-                at = posix.end()
-                continue
-            in_class = char != "]" or out[-1] in ("[", "[^")
-            out.append("\\[" if char == "[" else char)
-        elif char == "[":
-            in_class = True
-            out.append("[^" if pattern[at + 1 : at + 2] == "^" else "[")
-            at += len(out[-1]) - 1
-        elif char == "(":
-            flags = _FLAGS.match(pattern, at)
-            if flags and "U" in flags.group():
-                raise re.error("the flag U is not supported")
-            if flags and flags.group(3) == ")":
-                opened = f"(?{flags.group(1)}{flags.group(2) or ''}:"
-                open_flags[-1].append(opened)
-                out.append(opened)
-                at = flags.end()
-                continue
-            open_flags.append([])
-            if flags and not flags.group(1) and flags.group(2) is None:
-                out.append("(?:")
-                at = flags.end()
-                continue
-            out.append("(")
-        elif char == ")":
-            out.append(")" * len(open_flags.pop() if len(open_flags) > 1 else []) + ")")
-        elif char == "|":
-            out.append(")" * len(open_flags[-1]) + "|" + "".join(open_flags[-1]))  # flags outlive an alternative
-        else:
-            out.append(char)
-        at += 1
-    out.append(")" * len(open_flags[0]))
-    return "".join(out)
-
-
-def _translate_escape(pattern: str, at: int, out: list[str], *, in_class: bool) -> int:
-    """Appends the escape that starts at `at`; the position after it."""
-    char = pattern[at + 1]
-    if char == "Q":
-        end = pattern.find("\\E", at + 2)
-        literal = pattern[at + 2 : end if end >= 0 else len(pattern)]
-        out.append(re.escape(literal))
-        return end + 2 if end >= 0 else len(pattern)
-    braced = re.compile(r"x\{([0-9A-Fa-f]{1,6})\}").match(pattern, at + 1)
-    if braced:
-        out.append(re.escape(chr(int(braced.group(1), 16))))
-        return braced.end()
-    plain = {"z": r"\Z", "C": "."}
-    classes = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\f\r "}
-    if char in classes:
-        out.append(classes[char] if in_class else f"[{classes[char]}]")
-    elif char in ("D", "W", "S") and not in_class:
-        out.append(f"[^{classes[char.lower()]}]")
-    elif char in plain:
-        out.append(plain[char])
-    elif char in "pP":
-        raise re.error(f"character classes \\{char} are not supported")
-    else:
-        out.append("\\" + char)
-    return at + 2

@@ -8,13 +8,14 @@ import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from alerts.duration import parse_duration_s
 from alerts.errors import AlertsError
 from alerts.evaluation import go_text
-from alerts.matcher import compile_go
+from alerts.matcher import compile_go, expand_go
 
 _PRINTF = re.compile(r"%(?:%|[-+ 0#]*\d*(?:\.\d+)?[a-zA-Z])")
 
@@ -153,8 +154,7 @@ def _print(*values: Value) -> str:
 
 
 def _replace_all(pattern: Value, replacement: Value, text: Value) -> str:
-    template = re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", shown(replacement).replace("\\", "\\\\"))
-    return compile_go(shown(pattern)).sub(template, shown(text))
+    return compile_go(shown(pattern)).sub(partial(expand_go, shown(replacement)), shown(text))
 
 
 def _kind(value: Value) -> str:

@@ -12,7 +12,7 @@ from alerts.errors import BadExpressionError
 from alerts.labels import LabelSet
 from alerts.promql import nodes
 from alerts.promql.compile import compile_expression
-from alerts.promql.evaluator import InstantEvaluator
+from alerts.promql.evaluator import MAX_POINTS, InstantEvaluator, PointBudget
 from alerts.promql.known_answers import KnownAnswers
 from alerts.promql.values import Vector
 from alerts.sample import Sample, to_ms
@@ -33,12 +33,19 @@ def parse(expression: str) -> Query:
 
 
 def evaluate_vector(
-    query: Query | str, store: SeriesStore, at: float, *, shared: KnownAnswers | None = None
+    query: Query | str,
+    store: SeriesStore,
+    at: float,
+    *,
+    shared: KnownAnswers | None = None,
+    points: int = MAX_POINTS,
 ) -> Vector | float:
     """The answer at `at` (Unix seconds) as arrays. Raises BadExpressionError and QueryError."""
     root = parse(query).root if isinstance(query, str) else query.root
     at_ms = to_ms(at)
-    value = InstantEvaluator(store, at_ms, at_ms, at_ms, 0, shared=shared, at_steps=_at_steps).evaluate(root)
+    value = InstantEvaluator(
+        store, at_ms, at_ms, at_ms, 0, PointBudget(points), shared=shared, at_steps=_at_steps
+    ).evaluate(root)
     if not isinstance(value, Vector | float):
         kind = "a string" if isinstance(value, str) else "a range of points"
         raise BadExpressionError(f"the expression gives {kind}; wanted one value per series")
@@ -51,13 +58,20 @@ def _at_steps(evaluator: InstantEvaluator, node: nodes.Node, steps: Times) -> tu
     return at_steps(evaluator, node, steps)
 
 
-def evaluate(query: Query | str, store: SeriesStore, at: float, *, shared: KnownAnswers | None = None) -> list[Sample]:
-    """The answer at `at` (Unix seconds); a scalar is one sample without labels.
+def evaluate(
+    query: Query | str,
+    store: SeriesStore,
+    at: float,
+    *,
+    shared: KnownAnswers | None = None,
+    points: int = MAX_POINTS,
+) -> list[Sample]:
+    """The answer at `at` (Unix seconds); a scalar is one sample without labels. `points`: that it may read.
 
     Raises BadExpressionError when the expression is wrong or gives no instant value, QueryError when the data does
     not allow it (many-to-many matches, duplicate label sets) or it reads too much.
     """
-    value = evaluate_vector(query, store, at, shared=shared)
+    value = evaluate_vector(query, store, at, shared=shared, points=points)
     if isinstance(value, float):
         return [Sample({}, value, to_ms(at) / 1000)]
     return [

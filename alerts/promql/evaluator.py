@@ -39,16 +39,16 @@ Shapes: both (series, steps).
 class PointBudget:
     """Counts the points that one evaluation has read."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "points")
 
     def __init__(self, points: int = MAX_POINTS) -> None:
-        self.left = points
+        self.points = self.left = points
 
     def spend(self, points: int) -> None:
         """Raises QueryError when more points are read than the query may."""
         self.left -= points
         if self.left < 0:
-            raise QueryError(f"the query reads more than {MAX_POINTS} points")
+            raise QueryError(f"the query reads more than {self.points} points")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -16,6 +15,7 @@ from alerts.errors import BadCatalogError, BadRuleError
 from alerts.evaluation.builtin import builtin_rule_files, builtin_signal_files
 from alerts.evaluation.rules import load_rule_files
 from alerts.evaluation.yaml_file import read_yaml, reason_of, shown_path
+from alerts.matcher import GoPattern
 from alerts.native_name import native_name
 
 CATALOG_FILE = Path(__file__).parents[1] / "metrics_catalog.yaml"
@@ -135,7 +135,7 @@ class Catalog:
                 return Missing(program, versions, self._closest(name, names))
         return None
 
-    def matching(self, pattern: re.Pattern[str]) -> list[str]:
+    def matching(self, pattern: GoPattern) -> list[str]:
         """Known names that a regular expression for the name matches."""
         return [name for name in (*self._metrics, *self._signals) if pattern.fullmatch(name)]
 

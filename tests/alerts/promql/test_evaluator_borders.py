@@ -170,7 +170,7 @@ def test_budget_is_what_all_selectors_of_a_query_read(store: SeriesStore, points
         assert isinstance(evaluator.evaluate(parse(text).root), Vector)
         assert evaluator.budget.left == 0
         return
-    with pytest.raises(QueryError, match="more than 20000000 points"):
+    with pytest.raises(QueryError, match="more than 121 points"):
         evaluator.evaluate(parse(text).root)
 
 

@@ -119,12 +119,6 @@ def test_subquery_with_too_many_steps_is_refused(store: SeriesStore) -> None:
         evaluate("sum_over_time(x[1d:1s])", store, 60.0)
 
 
-def test_query_that_reads_too_much_is_refused(store: SeriesStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alerts.promql.evaluator.PointBudget.__init__", lambda self: setattr(self, "left", 100))
-    with pytest.raises(QueryError, match="reads more than"):
-        evaluate("sum(rate(x[1m])) + sum(rate(x[1m]))", store, 60.0)
-
-
 def test_range_query_gives_every_step(store: SeriesStore) -> None:
     ((labels, points),) = evaluate_range('sum(x{node="a"})', store, 10.0, 30.0, 10.0)
     assert labels == {}
@@ -168,10 +162,32 @@ def test_quantile_is_linear_inside_its_bucket() -> None:
         ("a\\z", "a", True),
         ("[]a]", "]", True),
         ("x|", "", True),
+        ("\\p{Greek}+", "λ", True),
+        ("(?U)a+", "aa", True),
     ],
 )
 def test_pattern_means_what_it_means_in_go(pattern: str, text: str, matches: bool) -> None:
     assert (compile_go(pattern).fullmatch(text) is not None) is matches
+
+
+def test_a_pattern_takes_time_in_proportion_to_the_text_whoever_wrote_it() -> None:
+    assert compile_go("(a+)+b").fullmatch("a" * 100_000) is None  # a backtracking matcher never ends
+    assert compile_go(".*a.*a.*a.*a.*b").fullmatch("a" * 10_000) is None
+
+
+@pytest.mark.parametrize("pattern", ["(a", "a(?=b)", "(a)\\1", "((a{100}){100}){100}"])
+def test_what_go_cannot_read_as_a_pattern_is_refused_by_name(pattern: str) -> None:
+    with pytest.raises(BadExpressionError, match="bad regular expression"):
+        compile_go(pattern)
+
+
+def test_a_query_reads_no_more_points_than_it_may() -> None:
+    store = SeriesStore()
+    for at in range(100):
+        store.append({"__name__": "x"}, float(at), 1.0)
+    assert evaluate("sum_over_time(x[200s])", store, 99.0, points=100)[0].value == 100.0
+    with pytest.raises(QueryError, match="more than 99 points"):
+        evaluate("sum_over_time(x[200s])", store, 99.0, points=99)
 
 
 def test_increase_reaches_past_its_points_by_at_most_half_an_interval_when_the_next_point_is_overdue() -> None:

@@ -170,6 +170,14 @@ async def test_bad_questions_get_a_problem_with_a_reason(url: str, path: str, st
     assert words in answer.json()["error"]
 
 
+async def test_a_query_that_reads_too_much_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetctl.controller.api.status_api.MAX_POINTS", -1)
+    async with httpx.AsyncClient(verify=NO_TLS, trust_env=False) as http:
+        answer = await http.get(f"{url}/v1/query", params={"expr": "sum(up)"})
+    assert answer.status_code == 400
+    assert "reads more than" in answer.json()["error"]
+
+
 async def test_a_wrong_path_or_method_is_answered_with_what_there_is(url: str) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(verify=NO_TLS, trust_env=False, headers=headers) as http:
