@@ -7,6 +7,7 @@ The benchmark and diagnosis over a Prometheus look back in this one way.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,22 +45,22 @@ class Retrospect:
         kinds: Kinds | None = None,
         step_s: float = 5.0,
         steps: Times | None = None,
-        is_expected: Callable[[FiredAlert], bool] = lambda alert: False,
+        expected_until: Callable[[FiredAlert], float] = lambda alert: -math.inf,
     ) -> None:
         """`nodes`: where each node is. `steps`: when rules are evaluated (milliseconds), None: each `step_s`.
 
-        `is_expected`: alerts that only say what was done on purpose open nothing.
+        `expected_until`: to then (Unix seconds) an alert only says what is done on purpose, and opens nothing; one that
+        still fires by then opens what it would have, as in a controller, which asks at each tick.
         """
         self._store = store
         self._nodes = nodes
         self._kinds = kinds
-        self._is_expected = is_expected
         self._incidents: dict[str, Incident] = {}
         self.backtest: Backtest = run_backtest(
             in_order(alive_groups(groups, store.has_any)), store, start, end, step_s=step_s, steps=steps
         )
         answers = _answers(store, start, end)
-        self._events = sorted(_events(self.backtest.firings, answers), key=lambda event: event.at)
+        self._events = sorted(_events(self.backtest.firings, answers, expected_until), key=lambda event: event.at)
         self._done = 0
         self._now = start
 
@@ -74,7 +75,7 @@ class Retrospect:
                 self._close(at)
                 if alert.state == "resolved":
                     self._clear(alert, at)
-                elif not self._is_expected(alert):
+                else:
                     arrivals.append(alert)
             if arrivals:
                 self._incidents |= group_alerts(arrivals, self._incidents.values(), at, self._nodes, self._kinds)
@@ -92,11 +93,18 @@ class Retrospect:
                 self._incidents[key] = resolve(incident, (incident.cleared_at or now) + QUIET_S)
 
 
-def _events(firings: Iterable[Firing], answers: Mapping[str, tuple[Floats, Floats]]) -> list[_Event]:
+def _events(
+    firings: Iterable[Firing],
+    answers: Mapping[str, tuple[Floats, Floats]],
+    expected_until: Callable[[FiredAlert], float],
+) -> list[_Event]:
     found = []
     for firing in firings:
         alert = _fired(firing)
-        found.append(_Event(firing.fired_at, alert))
+        began = max(firing.fired_at, expected_until(alert))
+        if firing.resolved_at is not None and firing.resolved_at <= began:
+            continue
+        found.append(_Event(began, alert))
         if firing.resolved_at is None:
             continue
         at = _known_at(answers.get(firing.labels.get("node", "")), firing.resolved_at)

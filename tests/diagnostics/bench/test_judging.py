@@ -40,3 +40,11 @@ def test_the_page_has_its_figures_and_a_plot(results: dict[str, Result]) -> None
     assert "| all faults | 100 % (3 of 3) |" in text
     assert "| node-killed | node_down | " in text
     assert reliability_svg(reliability(results.values())).count("<circle") >= 1
+
+
+def test_what_still_fires_once_a_restart_of_ours_is_over_opens_its_incident(bench: Bench) -> None:
+    """As a controller does it: the process of a new image ended at the end of its start, and goes on to end."""
+    (verdict,) = bench.run_case(short("public-9-new-image-needs-a-newer-driver")).verdicts
+
+    assert verdict.scope == {"node": "node-1", "pool": "chat"}
+    assert verdict.causes[0] == "bad_deploy_never_ready"
