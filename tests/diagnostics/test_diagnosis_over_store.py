@@ -126,7 +126,19 @@ CASES: list[tuple[str, str | None, dict[str, dict[str, float]]]] = [
     ("output", "wrong_output", {"node-2": {"llm:output_ok": 0.0}}),
     ("output", "quality_drop", {"*": {"llm:output_ok": 0.0}}),
     ("cache", "prefix_cache_broken", {"*": {"llm:prefix_hit_ratio": 0.1}}),
-    ("cache", "cold_cache", {"node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0}}),
+    (
+        "cache",
+        None,
+        {"node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0}},
+    ),  # and nobody waits for it
+    (
+        "cache",
+        "cold_cache",
+        {
+            "*": {"llm:ttft_seconds:mean": 0.4},
+            "node-2": {"llm:prefix_hit_ratio": 0.1, "llm:deploy_age_seconds": 60.0},
+        },
+    ),
 ]
 
 

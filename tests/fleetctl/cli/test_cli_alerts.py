@@ -298,7 +298,7 @@ def test_a_folder_stands_for_the_files_in_and_below_it(
     [
         (("--prometheus", "http://127.0.0.1:1", "--token-file", "none"), "--token-file: none: No such file"),
         (("--prometheus", "http://127.0.0.1:1", "--ca-file", "none"), "--ca-file: none: no such file"),
-        (("--prometheus", "prometheus:9090"), "is no URL"),
+        (("--prometheus", "prometheus:9090"), "is no HTTP URL"),
         (("--prometheus", "http://127.0.0.1:1", "--since", "20y"), "--since: more than 3660 days back"),
         (("--prometheus", "http://127.0.0.1:1", "--since", "1h1d"), "units go from large to small"),
         (("--from", "RECORDING", "--incident", "5..nan"), "not START..END"),
