@@ -71,9 +71,7 @@ class ParallelRegion:
             recorder.add(Launch(self._address, num_threads, fields, (task, memory)))
             if recorder.defers:
                 return
-        self.launch_encoded(num_threads, fields.buffer_info()[0])
-        if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
-            raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")
+        self._run(num_threads, fields)
 
     def launch_again(self, max_threads: int, fields: array[int]) -> None:
         """As `launch`, of a task that was encoded before and has no scratch; outside of recorders.
@@ -82,7 +80,10 @@ class ParallelRegion:
             KernelError: a thread did not come to the body's end.
         """
         fields[AT_HEADER.chunks_taken] = fields[AT_HEADER.entered] = fields[AT_HEADER.left] = 0
-        self.launch_encoded(max(min(torch.get_num_threads(), max_threads), 1), fields.buffer_info()[0])
+        self._run(max(min(torch.get_num_threads(), max_threads), 1), fields)
+
+    def _run(self, num_threads: int, fields: array[int]) -> None:
+        self.launch_encoded(num_threads, fields.buffer_info()[0])
         if fields[AT_HEADER.left] != fields[AT_HEADER.entered] or not fields[AT_HEADER.entered]:
             raise KernelError(f"{self._body.__module__}: compiled code raised; see the process's stderr")
 
