@@ -90,10 +90,10 @@ class Verdict(Protocol):
     def title(self) -> str: ...
 
 
-def instead_of_a_cause(found: Verdict) -> str:
+def instead_of_a_cause(found: Verdict | None) -> str:
     """What is known where no cause has a name, in words: that the alert says what is wrong, or that nothing is. "": a
     cause is named, or is to be found yet."""
-    if found.cause is not None:
+    if found is None or found.cause is not None:
         return ""
     if SAYS_ITSELF in found.title:
         return "its alert says the cause"

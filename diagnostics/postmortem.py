@@ -14,12 +14,7 @@ from diagnostics.diagnosis import NOTHING_WRONG, instead_of_a_cause
 from diagnostics.diagnosis_history import as_named, verdict_changes
 from diagnostics.postmortem_filters import ENVIRONMENT, NOT_RECORDED, clock
 from diagnostics.postmortem_template import TEMPLATE
-from diagnostics.record import (
-    EventRecord,
-    Impact,
-    IncidentRecord,
-    RunRecord,
-)
+from diagnostics.record import EventRecord, Impact, IncidentRecord, RunRecord
 from diagnostics.severity import clock_began_at, sev_level
 from diagnostics.value_format import format_seconds
 
@@ -129,7 +124,7 @@ def clock_words(incident: IncidentRecord, back: EventRecord | None = None) -> st
     if mitigated_s is None:
         return f"{asked}; it is not mitigated."
     has_cause = incident.diagnosis is not None and incident.diagnosis.cause is not None
-    instead = instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else ""
+    instead = instead_of_a_cause(incident.diagnosis)
     named_s = took.to_diagnose_s if has_cause else 0.0 if instead else None
     parts = [
         instead
@@ -185,7 +180,7 @@ def render(report: PostmortemInput) -> str:
         and incident.diagnosis is not None
         and _NUMBER.search(incident.diagnosis.title) is not None,
         effects=report.effects,
-        instead=instead_of_a_cause(incident.diagnosis) if incident.diagnosis is not None else "",
+        instead=instead_of_a_cause(incident.diagnosis),
         taken_back=back,
         came_back=[one.at for one in incident.timeline if one.kind == "incident.reopened"],
         decided=_decided(incident, took),
@@ -251,7 +246,7 @@ def follow_ups(report: PostmortemInput) -> list[str]:
     """What the record itself asks for, then what people added."""
     incident, found = report.incident, []
     diagnosis = incident.diagnosis
-    instead = instead_of_a_cause(diagnosis) if diagnosis is not None else ""
+    instead = instead_of_a_cause(diagnosis)
     if instead == NOTHING_WRONG:
         found.append(f"An alert fired although {instead}: see how often it does, with fleetctl alerts backtest.")
     elif not instead and (diagnosis is None or diagnosis.cause is None):

@@ -17,7 +17,7 @@ from diagnostics.bench.case import Case
 from diagnostics.bench.engine_under_test import Under
 from diagnostics.bench.recording import ONSET, Recorded, record
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import FiredAlert, Incident, IncidentStatus
+from diagnostics.incident import Incident, IncidentStatus
 from diagnostics.retrospect import Retrospect
 from diagnostics.scope import is_wide
 from diagnostics.severity import severity_rank
@@ -115,7 +115,9 @@ class Bench:
             recorded.end,
             kinds=self._under.kinds,
             steps=_steps(case, recorded),
-            expected_until=lambda alert: _restarts_until(alert, recorded),
+            expected_until=lambda alert: _restarts_until(
+                alert.labels, ONSET if alert.fired_at is None else alert.fired_at, recorded
+            ),
         )
         verdicts = []
         named_s = None
@@ -129,7 +131,7 @@ class Bench:
             for firing in past.backtest.firings
             if firing.severity in ("page", "critical")
             and firing.fired_at >= ONSET - 60
-            and not _is_restarting(firing.labels, firing.fired_at, recorded)
+            and _restarts_until(firing.labels, firing.fired_at, recorded) < firing.fired_at
         ]
         result = Result(case, tuple(verdicts), tuple(pages), min(ages, default=None), None, (), 0.0)
         named_s = next((one.age_s for one in result.judged if result.is_right(one)), None)
@@ -214,13 +216,8 @@ def _asked_scope(case: Case) -> dict[str, str]:
     return {"pool": pools.pop()} if len(pools) == 1 else {}
 
 
-def _restarts_until(alert: FiredAlert, recorded: Recorded) -> float:
-    """When the restart of ours in which it fired was over; of another one it never was expected."""
-    at = alert.fired_at if alert.fired_at is not None else ONSET
-    node = alert.labels.get("node")
+def _restarts_until(labels: Mapping[str, str], at: float, recorded: Recorded) -> float:
+    """When the restart of ours was over in which its node was at that time; it was in none: long ago."""
+    node = labels.get("node")
     ends = [until for name, since, until in recorded.restarts if name == node and since <= at <= until]
     return max(ends, default=-math.inf)
-
-
-def _is_restarting(labels: Mapping[str, str], at: float, recorded: Recorded) -> bool:
-    return any(node == labels.get("node") and since <= at <= until for node, since, until in recorded.restarts)
