@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from alerts.yaml_keys import REMEDY, YamlKeys, read_keys
+
 MAX_FILE_BYTES = 256 * 1024  # content is read by people; a larger file is none
-MAX_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,15 @@ class BadContentFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ContentFile:
-    """`document` as YAML gives it. `lines`: the line of each key and list entry by its path."""
+    """`document` as YAML gives it."""
 
     name: str
     document: Any
-    lines: dict[tuple[Hashable, ...], int] = field(repr=False)
+    keys: YamlKeys
 
     def line_of(self, *path: Hashable) -> int:
         """The line of the longest part of `path` that is in the file; 0 for an empty one."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines.get(path, 0)
+        return self.keys.line_of(*path)
 
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -71,9 +70,7 @@ def read_content_file(path: Path) -> ContentFile:
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(name, f"can't be read: {error}", "check its permissions and its encoding (UTF-8)") from error
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines: dict[tuple[Hashable, ...], int] = {}
-        repeated = list(_find_lines(root, (), lines))
+        keys = read_keys(yaml.compose(text, Loader=yaml.SafeLoader))
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -81,9 +78,9 @@ def read_content_file(path: Path) -> ContentFile:
         raise _bad(name, f"not YAML: {reason}", line=mark.line + 1 if mark else 0) from error
     except RecursionError:
         raise _bad(name, "nested too deeply") from None
-    if repeated:
-        raise BadContentFileError([Problem(name, f"{key!r} is given twice", "keep one", line=n) for key, n in repeated])
-    return ContentFile(name, document, lines)
+    if keys.twice:
+        raise BadContentFileError([Problem(name, str(one), REMEDY, line=one.line) for one in keys.twice])
+    return ContentFile(name, document, keys)
 
 
 def validate(file: ContentFile, model: type[_M], place_of: Callable[[Sequence[Any]], tuple[str, int]]) -> _M:
@@ -133,23 +130,3 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def _bad(name: str, reason: str, remedy: str = "", line: int = 0) -> BadContentFileError:
     return BadContentFileError([Problem(name, reason, remedy, line=line)])
-
-
-def _find_lines(
-    node: yaml.Node | None, path: tuple[Hashable, ...], lines: dict[tuple[Hashable, ...], int]
-) -> Iterable[tuple[str, int]]:
-    """Fills `lines`; yields keys that are given twice, which YAML would let pass, with their lines."""
-    if node is None or len(path) > MAX_DEPTH:
-        return
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*path, getattr(key, "value", ""))
-            line = key.start_mark.line + 1
-            if here in lines:
-                yield str(here[-1]), line
-            lines[here] = line
-            yield from _find_lines(value, here, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, entry in enumerate(node.value):
-            lines[(*path, index)] = entry.start_mark.line + 1
-            yield from _find_lines(entry, (*path, index), lines)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from alerts.yaml_keys import REMEDY, YamlKeys, read_keys
 from runbooks.errors import BadInputError, BadPageError
 from runbooks.value import EXAMPLES, ValueType, check_value, parse_duration
 from runbooks.verb import Verify
@@ -97,8 +98,7 @@ def read_front_matter(file: str, text: str, first_line: int) -> FrontMatter:
     Raises BadPageError naming the line of the key that is wrong.
     """
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = KeyLines(file, first_line, tree)
+        keys = read_keys(yaml.compose(text, Loader=yaml.SafeLoader))
         raw = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -108,6 +108,11 @@ def read_front_matter(file: str, text: str, first_line: int) -> FrontMatter:
         ) from None
     except yaml.YAMLError as error:
         raise Place(file, first_line).error(f"not valid YAML: {error}", "remove what is not text") from None
+    except RecursionError:
+        raise Place(file, first_line).error("nested too deeply", "inputs and verify are the only levels") from None
+    lines = KeyLines(file, first_line, keys)
+    if keys.twice:
+        raise Place(file, first_line + keys.twice[0].line - 1).error(str(keys.twice[0]), REMEDY)
     try:
         head = _Head.model_validate(raw)
     except ValidationError as error:
@@ -168,36 +173,13 @@ def _remedy(kind: str) -> str | None:
 
 
 class KeyLines:
-    """File lines of the YAML keys. Refuses a key that is given twice, which YAML would let pass."""
+    """File lines of the YAML keys."""
 
-    def __init__(self, file: str, first_line: int, tree: yaml.Node | None) -> None:
+    def __init__(self, file: str, first_line: int, keys: YamlKeys) -> None:
         self._file = file
         self._first_line = first_line
-        self._line_of: dict[tuple[Hashable, ...], int] = {(): first_line}
-        if tree is not None:
-            self._walk(tree, ())
+        self._keys = keys
 
     def at(self, path: Sequence[Any]) -> Place:
         """The place of the longest part of `path` that is in the file."""
-        wanted = tuple(path)
-        while wanted not in self._line_of:
-            wanted = wanted[:-1]
-        return Place(self._file, self._line_of[wanted])
-
-    def _walk(self, node: yaml.Node, path: tuple[Hashable, ...]) -> None:
-        if len(path) > 10:
-            raise Place(self._file, self._first_line).error(
-                "nested too deeply", "inputs and verify are the only levels"
-            )
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                here = (*path, str(key.value))
-                line = self._first_line + key.start_mark.line
-                if here in self._line_of:
-                    raise Place(self._file, line).error(f"{key.value!r} is given twice", "keep one")
-                self._line_of[here] = line
-                self._walk(value, here)
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                self._line_of[(*path, index)] = self._first_line + value.start_mark.line
-                self._walk(value, (*path, index))
+        return Place(self._file, self._first_line + max(self._keys.line_of(*path), 1) - 1)

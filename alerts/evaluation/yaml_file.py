@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from alerts.errors import BadRuleError
+from alerts.yaml_keys import REMEDY, read_keys
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -66,7 +67,8 @@ def read_yaml(path: Path) -> YamlFile:
             root = loader.get_single_node()
             if root is None:
                 return YamlFile(None, None)
-            _check_keys(root)
+            if twice := read_keys(root).twice:
+                raise BadRuleError(f"{name}, line {twice[0].line}: {twice[0]}; {REMEDY}")
             return YamlFile(loader.construct_document(root), root)
         finally:
             loader.dispose()
@@ -86,30 +88,6 @@ def reason_of(error: ValidationError) -> str:
     path = ".".join(str(part) for part in first["loc"])
     reason = "empty" if first["input"] is None else _REASONS.get(first["type"], first["msg"])
     return f"{path}: {reason}" if path else reason
-
-
-def _check_keys(root: yaml.Node) -> None:
-    """A key given twice is an error, not the last one wins."""
-    seen: set[int] = set()
-    left = [root]
-    while left:
-        node = left.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            left.extend(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                left.append(value)
-                if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
-                    continue
-                if key.value in keys:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key.value!r} is given twice", key.start_mark
-                    )
-                keys.add(key.value)
 
 
 def _told(name: str, error: yaml.YAMLError) -> str:

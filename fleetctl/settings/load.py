@@ -16,25 +16,12 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
+from alerts.yaml_keys import REMEDY, read_keys
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.tree import Settings
 
 FLAG = "flag"
 _PREFIX = "FLEETCTL_"
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice: of two sections of one name the first would count for nothing."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As it is written; `<<` may bring what is written too."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(None, None, f"the key {key.value} is there twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class _Layer(NamedTuple):
@@ -126,7 +113,9 @@ def _read_environment() -> dict[str, Any]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  a SafeLoader
+        text = path.read_text(encoding="utf-8")
+        twice = read_keys(yaml.compose(text, Loader=yaml.SafeLoader)).twice
+        tree = yaml.safe_load(text)
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror or error}", remedy="give an existing file to --config") from error
     except UnicodeDecodeError as error:
@@ -134,6 +123,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         told = " ".join(str(error).replace('in "<unicode string>", line', "in line").split())
         raise BadInputError(f"{path}: not YAML: {told}") from error
+    if twice:  # of two sections of one name the first would count for nothing
+        raise BadInputError(f"{path}:{twice[0].line}: {twice[0]}", remedy=REMEDY)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

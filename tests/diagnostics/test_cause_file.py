@@ -50,5 +50,5 @@ def test_a_cause_is_defined_once(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadContentFileError, match=r"a\.yaml:8: 'page' is given twice; keep one"):
+    with pytest.raises(BadContentFileError, match=r"a\.yaml:8: 'causes\[0\]\.page' is given twice; keep one"):
         load_causes([write(tmp_path / "a.yaml", GOOD + "    page: other\n")])

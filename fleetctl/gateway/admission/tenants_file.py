@@ -16,13 +16,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from alerts.yaml_keys import YamlKeys, dotted, read_keys
 from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook, TenantLimits
 from fleetctl.kit.api_key import digest_of, new_key, shown_id
 from fleetctl.kit.errors import BadInputError
@@ -151,7 +151,7 @@ def read_node_key(path: Path | None) -> str | None:
     return key
 
 
-def _read(path: Path) -> tuple[_File, dict[tuple[Hashable, ...], int]]:
+def _read(path: Path) -> tuple[_File, YamlKeys]:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadInputError(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB", remedy=REMEDY)
@@ -164,14 +164,13 @@ def _read(path: Path) -> tuple[_File, dict[tuple[Hashable, ...], int]]:
     return _parsed(text, path)
 
 
-def _parsed(text: str, path: Path) -> tuple[_File, dict[tuple[Hashable, ...], int]]:
+def _parsed(text: str, path: Path) -> tuple[_File, YamlKeys]:
     """The file, and the line of each key and list entry by its path."""
-    lines: dict[tuple[Hashable, ...], int] = {}
     try:
         loader = yaml.CSafeLoader(text)
         try:
             root = loader.get_single_node()
-            repeated = list(_lines_of(root, (), lines))  # before merge keys are resolved
+            keys = read_keys(root)  # before merge keys are resolved
             document = None if root is None else loader.construct_document(root)
         finally:
             loader.dispose()
@@ -180,26 +179,26 @@ def _parsed(text: str, path: Path) -> tuple[_File, dict[tuple[Hashable, ...], in
         at = f":{mark.line + 1}" if mark is not None else ""
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         raise BadInputError(f"{path}{at}: not YAML: {reason}", remedy=REMEDY) from error
-    if repeated:
-        raise BadInputError(f"{path}:{repeated[0][1]}: {repeated[0][0]}: given twice", remedy=REMEDY)
+    if keys.twice:
+        raise BadInputError(f"{path}:{keys.twice[0].line}: {keys.twice[0]}", remedy=REMEDY)
     try:
-        return _File.model_validate(document), lines
+        return _File.model_validate(document), keys
     except ValidationError as error:
         first = error.errors()[0]
         place = tuple(part for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         reason = _REASONS.get(first["type"], first["msg"])
         raise BadInputError(
-            f"{path}:{_line(lines, place)}: {_written(place) or 'file'}: {reason}{more}", remedy=REMEDY
+            f"{path}:{keys.line_of(*place) or 1}: {dotted(place) or 'file'}: {reason}{more}", remedy=REMEDY
         ) from error
 
 
-def _book_of(file: _File, lines: dict[tuple[Hashable, ...], int], path: Path) -> TenantBook:
+def _book_of(file: _File, keys: YamlKeys, path: Path) -> TenantBook:
     tenants: dict[str, Tenant] = {}
     names_by_digest: dict[bytes, str] = {}
     for name, given in (file.tenants or {}).items():
         if not re.fullmatch(NAME, name) or name in RESERVED:
-            line = _line(lines, ("tenants", name))
+            line = keys.line_of("tenants", name)
             raise BadInputError(
                 f"{path}:{line}: tenants.{name[:80]}: no name for a tenant: use a-z, 0-9 and . _ - (at most 63), and "
                 f"neither of {', '.join(RESERVED)}",
@@ -219,7 +218,7 @@ def _book_of(file: _File, lines: dict[tuple[Hashable, ...], int], path: Path) ->
         for number, key in enumerate(one.keys or ()):
             digest = bytes.fromhex(key.sha256)
             if digest in names_by_digest:
-                line = _line(lines, ("tenants", name, "keys", number))
+                line = keys.line_of("tenants", name, "keys", number)
                 raise BadInputError(
                     f"{path}:{line}: tenants.{name}.keys[{number}]: tenant {names_by_digest[digest]} has this key",
                     remedy=REMEDY,
@@ -292,34 +291,3 @@ def _line_after(node: yaml.Node) -> int:
 
 def _joined(lines: list[str], at: int, new: list[str]) -> str:
     return "\n".join([*lines[:at], *new, *lines[at:]]) + "\n"
-
-
-def _lines_of(
-    node: yaml.Node | None, place: tuple[Hashable, ...], lines: dict[tuple[Hashable, ...], int]
-) -> Iterator[tuple[str, int]]:
-    """Fills `lines`; yields keys that a mapping has twice, with their line. Raises yaml.MarkedYAMLError."""
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key.start_mark)
-            below = (*place, key.value)
-            lines[below] = key.start_mark.line + 1
-            if key.value in seen:
-                yield _written(below), lines[below]
-            seen.add(key.value)
-            yield from _lines_of(value, below, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            lines[*place, number] = value.start_mark.line + 1
-            yield from _lines_of(value, (*place, number), lines)
-
-
-def _line(lines: dict[tuple[Hashable, ...], int], place: tuple[Any, ...]) -> int:
-    while place and place not in lines:
-        place = place[:-1]
-    return lines.get(place, 1)
-
-
-def _written(place: tuple[Any, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")[:200]

@@ -104,7 +104,7 @@ def test_files_of_other_systems_load(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("a: [", "mine.yaml, line 1: expected the node content, but found '<stream end>'"),
-        ("groups: [{name: a, name: b}]", "mine.yaml, line 1: key 'name' is given twice"),
+        ("groups: [{name: a, name: b}]", "mine.yaml, line 1: 'groups[0].name' is given twice; keep one"),
         ("groups: 5", "mine.yaml: groups: wanted a list"),
         ("rules: []", "mine.yaml: no rule file: it has no list `groups`"),
         ("groups: []\nrules: []", "mine.yaml: rules: unknown key"),
