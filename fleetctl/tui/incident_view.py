@@ -246,15 +246,15 @@ def _ask(run: Run, now: float, *, may_decide: bool) -> StorySection:
 def _diagnosis(diagnosis: Diagnosis | None, timeline: list[TimelineEntry]) -> StorySection:
     if diagnosis is None:
         return StorySection(Cell("Diagnosis: not made yet", Tone.DIM))
-    cause = diagnosis.cause or "no cause named"
-    sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None and diagnosis.cause else ""
+    said = diagnosis.title or "no cause named"  # without a cause its title says what stands in its place
+    if diagnosis.cause:
+        sure = f", {diagnosis.probability:.0%}" if diagnosis.probability is not None else ""
+        said = f"{diagnosis.cause} ({diagnosis.confidence}{sure}). {diagnosis.title}"
     told, silent = part_unanswered(diagnosis.evidence)
     told.sort(key=lambda one: _WEIGHT[one.speaks])  # as asked, but what the verdict rests on comes first
     unread = (Cell(f"Not known: {counted(titles)}: {why}", Tone.DIM) for why, titles in silent.items())
     return StorySection(
-        Cell(
-            f"Diagnosis: {cause} ({diagnosis.confidence}{sure}). {diagnosis.title}", _CONFIDENCE[diagnosis.confidence]
-        ),
+        Cell(f"Diagnosis: {said}", _CONFIDENCE[diagnosis.confidence]),
         tuple(_evidence(found) for found in told),
         (*_signs(told), *unread, *_beside(diagnosis), *_ruled_out(diagnosis), *_replaced(timeline)),
     )

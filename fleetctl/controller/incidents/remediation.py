@@ -73,9 +73,9 @@ class Remediation:
         self._timeline = records.timeline
         self._clock = records.clock
         self._settings = settings
-        # By incident, for the cause that it has now: one that comes back is treated anew.
+        # By open incident, for the cause that it has now: one that comes back is treated, and told, anew.
         self._settled: dict[str, tuple[int, str, float | None, bool]] = {}
-        self._told_once: dict[str, str] = {}  # by incident: what is asked again until it is over, and said once
+        self._told_once: dict[str, str] = {}  # by open incident: what is asked again until it is over, and said once
         self._metrics = records.metrics
         self.breaker = Breaker()
         """As of the last look at it."""
@@ -87,7 +87,9 @@ class Remediation:
         now = self._clock.now()
         await self._watch_waiting_and_breaker()
         await self._release_held()
-        for incident in self._book.open_incidents():
+        incidents = self._book.open_incidents()
+        self._forget_all_but({incident.id for incident in incidents})
+        for incident in incidents:
             diagnosis = incident.diagnosis
             if diagnosis is None or diagnosis.cause is None or incident.cleared_at is not None:
                 continue
@@ -106,6 +108,10 @@ class Remediation:
                 incident, diagnosis.cause, deploy
             ):
                 self._settled[incident.id] = key
+
+    def _forget_all_but(self, open_ids: Collection[str]) -> None:
+        self._settled = {one: key for one, key in self._settled.items() if one in open_ids}
+        self._told_once = {one: why for one, why in self._told_once.items() if one in open_ids}
 
     async def _deploy_of(self, incident: Incident) -> Rollout | None:
         """The rollout that the incident began with, while nobody has answered whether it is to be rolled back."""

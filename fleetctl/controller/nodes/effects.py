@@ -240,8 +240,7 @@ class FleetEffects:
                     told = await self.account.close_drained(account, await self._url(name), refused)
                 else:
                     told = await self.account.repeated(name, view.instance)
-                took_s = round(self.clock.now() - started, 2)
-                return {**receipt, "state": "drained", "took_s": took_s, **drain.receipt, **told}
+                return {**receipt, "state": "drained", **drain.receipt, **told}
             if self.clock.now() - started > deadline_s + self.drain_grace_s:
                 raise TemporaryError(f"{name} still holds {_held(drain)} {self.drain_grace_s:.0f} s after its deadline")
             await self.clock.sleep(POLL_S)

@@ -61,7 +61,7 @@ class GaugeDrain:
         if moved:
             await self._cordon_again(name)
         how = "what was left at the deadline went on elsewhere" if moved else "it finished what it held"
-        return {**receipt, "state": "drained", "took_s": round(clock.now() - began, 2), "note": how}
+        return {**receipt, "state": "drained", "note": how}
 
     async def held(self, name: str, kind: EngineKind, since: float) -> int | None:
         """By its own gauges and the gateways, whichever is more; None while one of them says nothing."""

@@ -31,6 +31,7 @@ from fleetctl.wire import (
     AlertExplanation,
     AlertPart,
     AlertState,
+    Diagnosis,
     GroupLoad,
     GroupSignal,
     IncidentStatus,
@@ -271,6 +272,21 @@ def test_a_finished_incident_tells_how_long_it_took_and_what_was_done() -> None:
     assert view.head.rows[0][1].text == "page, opened 22:12:38, over after 90s"
     assert view.head.rows[-1][1].text == "pm/inc-1.md"
     assert view.diagnosis.heading.text == "Diagnosis: not made yet"
+
+
+@pytest.mark.parametrize(
+    ("title", "confidence"),
+    [
+        ("LLMReceiverFailing says itself what is wrong: mend its URL", "unknown"),
+        ("Nothing is wrong now: users are served as promised", "confirmed"),
+        ("", "unknown"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_cause_is_not_called_no_cause(title: str, confidence: str) -> None:
+    """ "no cause named" stood before the alert's own word on what is wrong."""
+    found = Diagnosis.model_validate({"tree": "", "cause": None, "title": title, "confidence": confidence})
+    told = make_incident(diagnosis=found)
+    assert incident_view(told, NOW).diagnosis.heading.text == f"Diagnosis: {title or 'no cause named'}"
 
 
 def test_an_incident_that_was_over_and_came_back_says_when() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import FiredAlert, Incident, open_incident
+from diagnostics.incident import FiredAlert, Incident, IncidentStatus, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.views import no_remedy
 from fleetctl.controller.nodes.fleet import NodeState
@@ -76,6 +76,28 @@ async def test_what_its_rule_does_already_is_not_proposed_again_until_the_rule_e
         assert no_remedy(incident, controller.content.current, (), timeline) == f"nothing is proposed: {said[0]}"
         clock.move(3601.0)
         assert await proposed(controller, clock) == [("reroute-long-context", "")]
+
+
+async def test_an_incident_that_comes_back_says_again_why_nothing_is_proposed(tmp_path: Path) -> None:
+    """The words of the first time are older than what is named now, and count for nothing."""
+    clock = DrivenClock()
+    async with seen_fleet(tmp_path, clock) as controller:
+        spec = RerouteSpec(over_tokens=33_000, share=0.25)
+        await controller.traffic_rules.make(TrafficRuleRequest(spec=spec, for_s=3600.0))
+        first = await named(controller, clock, {"pool": "default"}, LONG)
+        assert await proposed(controller, clock) == []
+        over = replace(first, status=IncidentStatus.RESOLVED, resolved_at=clock.now())
+        await controller.book.store_incident(over)
+        assert await proposed(controller, clock) == []
+        clock.move(60.0)
+        again = replace(first, reopened=1, diagnosis=replace(LONG, at=clock.now()))
+        await controller.book.store_incident(again)
+        assert [await proposed(controller, clock) for _ in range(2)] == [[]] * 2
+        timeline = await controller.timeline.read(incident_id=first.id)
+        assert no_remedy(again, controller.content.current, (), timeline).startswith(
+            "nothing is proposed: reroute-long-context is in force already"
+        )
+        assert len(await not_proposed(controller)) == 2, "once for each time that it was open"
 
 
 @pytest.mark.parametrize(

@@ -145,10 +145,13 @@ async def test_drain_that_outlasts_deadline_and_grace_may_be_tried_again(tmp_pat
             await tell_node(controller, "node-1", held=1, movable=False)
             with pytest.raises(TemporaryError, match="still holds 1 request"):
                 await controller.effects.drain("node-1", deadline_s=0.1)
+            first_ended_at = controller.clock.now()
             await tell_node(controller, "node-1", held=0)
             receipt = await controller.effects.drain("node-1", deadline_s=0.1)
             assert receipt["finished"] == 1
             assert (await ask_drain(controller, "node-1"))["drains"] == 1
+            (signed,) = await controller.receipts.listing()
+            assert signed.begun_at < first_ended_at < signed.ended_at, "both tries, and not the second one's time alone"
     finally:
         stop_all(tmp_path)
 
