@@ -18,6 +18,7 @@ MAX_LABELS = 128
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_PLAIN_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"\\]*)"([,}])')  # as nearly all are written
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _BLANK = re.compile(r"[ \t]*")
 _ESCAPE = re.compile(r"\\(.)")
@@ -125,6 +126,12 @@ def _read_time(text: str, number: int, *, openmetrics: bool) -> int:
 def _read_labels(line: str, at: int, number: int, labels: dict[str, str]) -> int:
     """Reads `a="b",c="d"}` from `at` into `labels`; the position after the closing brace."""
     while True:
+        while (plain := _PLAIN_LABEL.match(line, at)) is not None:
+            key, text, end = plain.groups()
+            _put(labels, key, text, number)
+            at = plain.end()
+            if end == "}":
+                return at
         at = _skip_blank(line, at)
         if line[at : at + 1] == "}":
             return at + 1

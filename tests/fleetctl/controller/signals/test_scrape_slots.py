@@ -12,15 +12,30 @@ from aiohttp import web
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
 from alerts.series.store import SeriesStore
-from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
+from fleetctl.controller.signals.scrape_slots import MAX_REST_S, ScrapeTarget, SlotScraper
 from fleetctl.controller.slots import AT_ONCE
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.fetch import Fetcher
+from tests.fixtures.driven import DrivenClock
 
 pytestmark = pytest.mark.anyio
 NUM_NODES = 2 * AT_ONCE + 20
 TURNS = 3
 MOST_ROUNDS = 10
+
+
+class Spent:
+    """What the thread has computed for; the next reading costs what the test says."""
+
+    def __init__(self) -> None:
+        self._cost = self._spent = 0.0
+
+    def next_costs(self, seconds: float) -> None:
+        self._cost = seconds
+
+    def now(self) -> float:
+        self._spent += self._cost
+        return self._spent
 
 
 class Peers:
@@ -74,6 +89,35 @@ async def test_half_of_the_targets_hanging_delays_none_of_the_others() -> None:
         assert min(num_points(store, str(number), "x") for number in healthy) >= TURNS
         assert scraper.in_flight == NUM_NODES - len(healthy)
         assert {peers.asked[number] for number in range(NUM_NODES) if number % 2} == {1}  # none is asked twice at once
+        await scraper.stop()
+
+
+async def test_a_target_that_is_costly_to_read_comes_less_often_and_before_its_numbers_are_old() -> None:
+    """Labels that are others at each scrape: one such target took 0.6 s of each second from all that the rest needs."""
+    peers, store, clock, spent = Peers(), SeriesStore(), DrivenClock(), Spent()
+    async with serving(peers) as url:
+        targets = {name: target for name, target in targets_of(url).items() if name in ("2", "4")}
+        scraper = SlotScraper(
+            store,
+            Fetcher(timeout_s=60, max_bytes=1000),
+            clock,
+            interval_s=1.0,
+            told=lambda well: spent.next_costs(0.0),
+            cpu_s=spent.now,
+        )
+        spent.next_costs(0.5)  # of whichever is read first
+        asked: list[list[int]] = []
+        for _ in range(12):
+            await scraper.scrape_round(targets)
+            asked.append(sorted(peers.asked.values()))
+            clock.move(1.0)
+        assert asked[:7] == [[1, 1], [1, 2], [1, 3], [1, 4], [1, 5], [2, 6], [3, 7]], "0.5 s of every 5, and no more"
+        assert asked[-1] == [8, 12], "once it costs little again it comes each time"
+        spent.next_costs(60.0)
+        await scraper.scrape_round(targets)
+        clock.move(MAX_REST_S)
+        await scraper.scrape_round(targets)
+        assert sum(peers.asked.values()) == 20 + 4, "however costly, before what it said is old"
         await scraper.stop()
 
 
