@@ -135,7 +135,7 @@ class FactForm(_Form):
     ]
     on: Words = ("all",)
     at: Seconds = 0.0
-    until: Seconds | None = None  # process_ended: when it runs again
+    until: Seconds | None = None  # process_ended: when its platform has it run again; None: nobody starts it unasked
     restart_s: float = 0.0  # how long the node does not answer; its counters begin anew then
     revision: str = ""  # deploy: what runs afterwards
     exit_status: int = 1

@@ -345,6 +345,7 @@ def _write_facts(store: SeriesStore, case: Case, since: Floats, at_ms: Times, an
                 gone = (since >= fact.at) & (since < ends)
                 row("fleet_node_process_up", **labels)[gone] = 0.0
                 row("fleet_node_exit_status", **labels)[gone] = float(fact.exit_status)
+                row("fleet_node_comes_back", **labels)[gone] = float(ends < case.after)
                 phase[gone] = "stopped/process_ended"
             elif fact.kind == "node_added":
                 row("fleet_node_process_up", **labels)[since < fact.at - 30] = MISSING

@@ -66,6 +66,8 @@ class ObservedInstance:
     machine_problems: tuple[Sign, ...] | None = None
     """What is wrong with the machine under it, by the platform's word. None: nobody tells, which is not "nothing"."""
     reasons: tuple[Sign, ...] | None = None  # what the platform says is wrong with the node itself; None: as above
+    comes_back: bool | None = None
+    """Of what ended: whether somebody else starts it again, as a kubelet does. None: it runs, or nobody knows."""
 
 
 def exit_words(exit_status: int | None) -> str:

@@ -52,6 +52,7 @@ class NodeState:
     exit_status: int | None = None  # of a process that ended; see `ObservedInstance`
     machine_problems: tuple[Sign, ...] | None = None  # as `ObservedInstance` has them; None: nobody tells
     reasons: tuple[Sign, ...] | None = None
+    comes_back: bool | None = None  # of a process that ended; as above
     was_ready: bool = False  # since this instance started; a node that was never ready is starting, not lost
 
     @property
@@ -286,6 +287,7 @@ class Fleet:
             exit_status=view.exit_status,
             machine_problems=view.machine_problems,
             reasons=view.reasons,
+            comes_back=view.comes_back,
             was_ready=was_ready,
         )
 

@@ -29,6 +29,8 @@ PROCESS_UP = "fleet_node_process_up"
 """1: the provider sees its process run; 0: it is wanted, was started, and its process ended."""
 EXIT_STATUS = "fleet_node_exit_status"
 """While its process is gone: exit code, or minus the signal that ended it."""
+COMES_BACK = "fleet_node_comes_back"
+"""While its process is gone: 1, who runs it starts it again by itself; 0, nobody does unasked."""
 OUTPUT_OK = "fleet_node_output_ok"
 """The last deep check: 1 passed, 0 failed."""
 PHASE = "fleet_node_phase"
@@ -52,6 +54,7 @@ LABELS = ("node", "pool", "model", "engine", "zone", "revision")
 _HELP = {
     PROCESS_UP: "1: the node's process runs; 0: it should and has ended.",
     EXIT_STATUS: "How the node's process ended: exit code, or minus the signal.",
+    COMES_BACK: "Of a process that ended: 1, who runs it starts it again by itself; 0, nobody does unasked.",
     OUTPUT_OK: "The node's last deep check: 1 passed, 0 failed.",
     PHASE: "1 for the phase that the node is in, and the reason for it.",
     MACHINE_PROBLEMS: "1 for each problem of the machine under the node; 0 without problem and kind: none is told.",
@@ -176,6 +179,8 @@ class FleetSeries(Collector):
             yield FleetSample(PROCESS_UP, spec, float(state.process_up))
         if state.process_up is False and state.exit_status is not None:
             yield FleetSample(EXIT_STATUS, spec, float(state.exit_status))
+        if state.process_up is False and state.comes_back is not None:
+            yield FleetSample(COMES_BACK, spec, float(state.comes_back))
         if (is_right := self._deep_checks.is_right(state.name, now)) is not None:
             yield FleetSample(OUTPUT_OK, spec, float(is_right))
         yield FleetSample(PHASE, spec, 1.0, (("phase", state.phase.value), ("reason", reason_word(state))))

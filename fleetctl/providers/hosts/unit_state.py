@@ -49,7 +49,14 @@ def seen_of(place: Place, state: UnitState) -> ObservedInstance:
     if sub == _COMES_AGAIN:
         trouble = "; ".join(filter(None, (trouble, "systemd starts it again")))
     return ObservedInstance(
-        place.name, False, None, place.url, _exit_status(state), trouble=trouble, reasons=_signs(result)
+        place.name,
+        False,
+        None,
+        place.url,
+        _exit_status(state),
+        trouble=trouble,
+        reasons=_signs(result),
+        comes_back=sub == _COMES_AGAIN,
     )
 
 

@@ -225,6 +225,8 @@ class KubernetesProvider:
             trouble=pod_reason(pod, host, events),
             machine_problems=None if host is None else host.signs,
             reasons=pod_signs(pod, events, time.time()),
+            # A pod that failed, was evicted or waits for a machine is started by no kubelet.
+            comes_back=None if pod.running else pod.phase == "Running",
         )
 
     def _events_of(self, pod: Pod) -> Sequence[Event] | None:

@@ -104,3 +104,42 @@ def test_node_that_is_told_to_end_while_its_queue_is_full_is_told_from_one_that_
 def test_card_that_filled_up_is_out_of_memory_where_its_node_fails(before: float, failed: float, told: bool) -> None:
     series = _own(gpu_memory_ratio=_then(before, 0.99), failed__rate=_then(0.0, failed), served__rate=_then(2.0, 0.1))
     assert (_answer("memory_ran_full", *series) == "yes") is told
+
+
+@pytest.mark.parametrize(
+    ("status", "comes_back", "since_s", "returns", "stays"),
+    [
+        (134.0, 1.0, 60.0, "yes", "no"),
+        (134.0, 0.0, 60.0, "no", "yes"),  # nobody starts it unasked
+        (143.0, 1.0, 60.0, "no", "yes"),  # it was told to end
+        (134.0, 1.0, 400.0, "no", "yes"),  # it was given its time
+    ],
+)
+def test_what_its_platform_starts_again_is_away_for_five_minutes_at_most(
+    status: float, comes_back: float, since_s: float, returns: str, stays: str
+) -> None:
+    def away(value: float) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda at: np.where(at < NOW - since_s, np.nan, value)
+
+    told = [
+        ("fleet_node_process_up", OWN, lambda at: np.where(at < NOW - since_s, 1.0, 0.0)),
+        ("fleet_node_exit_status", OWN, away(status)),
+        ("fleet_node_comes_back", OWN, away(comes_back)),
+    ]
+    assert (_answer("ended_and_returns", *told), _answer("stays_away", *told)) == (returns, stays)
+
+
+def test_nodes_that_end_by_themselves_within_an_hour_have_it_in_common() -> None:
+    def ended(node: str, ago_s: float) -> list[tuple[str, dict[str, str], Level]]:
+        places = OWN | {"node": node}
+
+        def is_away(at: np.ndarray) -> np.ndarray:
+            return (at >= NOW - ago_s) & (at < NOW - ago_s + 60)
+
+        return [
+            ("fleet_node_process_up", places, lambda at: np.where(is_away(at), 0.0, 1.0)),
+            ("fleet_node_exit_status", places, lambda at: np.where(is_away(at), 134.0, np.nan)),
+        ]
+
+    assert _answer("several_ended", *ended("node-1", 600), *ended("node-2", 2400)) == "yes"
+    assert _answer("several_ended", *ended("node-1", 600)) == "no"

@@ -284,6 +284,8 @@ async def test_series_have_what_is_known_and_end_with_it() -> None:
     world.nodes["a"] = make_state("a", NodePhase.UNREACHABLE, process_up=False, exit_status=-9)
     world.clock.move(200.0)
     assert await values() == {"process_up": 0.0, "exit_status": -9.0, "phase": 1.0}
+    world.nodes["a"] = make_state("a", NodePhase.UNREACHABLE, process_up=False, exit_status=1, comes_back=True)
+    assert await values() == {"process_up": 0.0, "exit_status": 1.0, "comes_back": 1.0, "phase": 1.0}
     world.nodes.clear()
     metrics.storage_ok.set(0)
     metrics.breaker_open.set(1)

@@ -49,6 +49,7 @@ def test_an_invocation_is_the_identity_of_what_runs() -> None:
 def test_a_unit_that_ended_says_how(state: dict[str, str], status: int | None, trouble: str) -> None:
     found = seen(**state, InvocationID="old")
     assert (found.running, found.instance, found.exit_status, found.trouble) == (False, None, status, trouble)
+    assert found.comes_back is (state.get("SubState") == "auto-restart")
 
 
 def test_units_are_told_apart_by_their_order() -> None:

@@ -150,7 +150,7 @@ def test_a_container_that_ends_is_told_with_how_and_comes_back_as_another_instan
     process.signal(signal.SIGKILL)
     wait_until(lambda: not provider.observe(name).running)
     seen = provider.observe(name)
-    assert (seen.instance, seen.exit_status) == (None, -9)
+    assert (seen.instance, seen.exit_status, seen.comes_back) == (None, -9, True)
     assert "SIGKILL" in seen.trouble
     wait_until(lambda: provider.observe(name).instance not in (None, before))
 
