@@ -741,6 +741,7 @@ class Run(Wire):
     verification: str = ""  # what was waited for to see that it helped
     error: str = ""  # why it did not succeed
     paused_by: str = ""  # who keeps it from beginning its next step
+    cancelled_by: str = ""  # who asked that it stops before its next step
     question: str = ""  # what a person is asked now; an approval answers it
 
 

@@ -9,6 +9,7 @@ import asyncio
 import math
 
 from runbooks.context import Context
+from runbooks.errors import IllegalTransitionError
 from runbooks.guard import GuardAnswer, Ruling, judge_names, judge_start
 from runbooks.run import Run, RunStatus, StepRecord, StepStatus
 from runbooks.step import carry_step
@@ -21,7 +22,10 @@ async def carry_run(context: Context, run_id: str) -> Run:
     while not run.status.is_terminal:
         match run.status:
             case RunStatus.APPROVED:
-                run = await _start(context, run)
+                try:
+                    run = await _start(context, run)
+                except IllegalTransitionError:  # somebody cancelled it while the fleet was looked at
+                    run = await context.stored(context.journal.get, run_id)
             case RunStatus.RUNNING:
                 run = await _do_next(context, run)
             case RunStatus.VERIFYING:

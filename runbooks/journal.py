@@ -345,15 +345,16 @@ class Journal:
             return move_run(connection, run, RunStatus.UNDOING, now, **fields)
 
     def request_cancel(self, run_id: str, by: str, now: float, why: str = "") -> Decision:
-        """End a run that has not started, or ask a running one to stop before its next step."""
+        """End a run that has not started, or ask a running one to stop before its next step: by who asked first."""
         with self._write("cancel_requested") as connection:
             run = get_run(connection, run_id)
             if run.status.is_terminal or run.status is RunStatus.UNDOING:
                 return Decision(run, False)
             self._audit(connection, run, now, by, "cancel_requested", why)
-            fields: dict[str, Any] = {"cancelled_by": plain_text(by)}
+            fields: dict[str, Any] = {"cancelled_by": run.cancelled_by or plain_text(by)}
             if run.status in (RunStatus.PROPOSED, RunStatus.APPROVED):
                 error = f"cancelled by {by}" + (f": {why}" if why else "")
+                self._audit(connection, run, now, EXECUTOR, "cancelled", error)
                 return Decision(move_run(connection, run, RunStatus.CANCELLED, now, error=error, **fields), True)
             connection.execute(sa.update(runs).where(runs.c.id == run_id).values(updated_at=now, **fields))
             return Decision(get_run(connection, run_id), True)

@@ -301,6 +301,7 @@ class Run:
             "approval": self.approvals.words,
             "approvals": [asdict(one) for one in self.approvals.given],
             "paused_by": self.paused_by,
+            "cancelled_by": self.cancelled_by or "",
             "question": self.question,
             "verification": self.verification,
             "error": self.error,

@@ -25,7 +25,7 @@ from fleetctl.cli.output import (
 )
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.hash_chain import BrokenChain, ChainLink, follow_chain
-from fleetctl.wire import AuditCheck
+from fleetctl.wire import AuditCheck, AuditRow
 
 COLUMNS = [
     Column("seq", lambda a: str(a.seq), right=True),
@@ -37,8 +37,15 @@ COLUMNS = [
     Column("run", lambda a: a.run_id or "-", wide=True),
     Column("outcome", lambda a: a.outcome, wide=True),
     Column("hash", lambda a: a.hash, wide=True),
-    Column("why", lambda a: a.why or a.outcome),
+    Column("why", lambda a: why_words(a)),
 ]
+
+
+def why_words(row: AuditRow) -> str:
+    """The reason that was given, and that it was refused: a "deny" that nobody took is no denial."""
+    if row.why and row.outcome.startswith("refused"):
+        return f"{row.why}; {row.outcome}"
+    return row.why or row.outcome
 
 
 def register(app: typer.Typer) -> None:

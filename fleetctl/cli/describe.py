@@ -378,6 +378,7 @@ def _describe_run(run: Run) -> None:
             ("incident", run.incident_id or ""),
             ("asked for by", run.requested_by),
             ("decided by", run.decided_by or ""),
+            ("cancelled by", "" if run.status.is_terminal else run.cancelled_by),
             ("approvals", run.approval),
             ("prediction", run.prediction),
             ("held", run.held),

@@ -205,7 +205,9 @@ def _print_ended(run: Run, output: Output) -> None:
     if output in DATA:
         print_data(run.model_dump(mode="json"), output)
     else:
-        stdout().print(f"run {run.id} {run.status.value}")
+        is_ending = run.cancelled_by and not run.status.is_terminal
+        ends = f": it ends before its next step, as {run.cancelled_by} asked" if is_ending else ""
+        stdout().print(f"run {run.id} {run.status.value}{ends}", markup=False)
 
 
 async def _decide(client: ControllerClient, run_id: str, answer: ApprovalRequest, output: Output) -> Run:

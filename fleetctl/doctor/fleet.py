@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fleetctl.client import ControllerClient
 from fleetctl.doctor.finding import Finding, Health
 from fleetctl.doctor.node_clocks import check_node_clocks
+from fleetctl.doctor.node_tokens import check_node_tokens
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.wire import CallerInfo, Gateway, GatewayPhase, Node, NodePhase, Receiver, Status, TokenRole
 
@@ -30,6 +31,7 @@ async def check_fleet(client: ControllerClient, version: str) -> list[Finding]:
     nodes = await client.nodes()
     found += judge_nodes(nodes)
     found += await check_node_clocks(nodes)
+    found += await check_node_tokens(client, nodes)
     found += judge_gateways(await client.gateways())
     try:
         found += judge_notifications(await client.receivers())

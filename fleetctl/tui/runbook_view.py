@@ -60,6 +60,8 @@ def _notes(run: Run) -> Iterator[Cell]:
         yield Cell(f"It asks: {run.question}   a yes   d no", Tone.WARN)
     if run.paused_by and not run.status.is_terminal:
         yield Cell(f"Paused by {run.paused_by}; P lets it go on", Tone.WARN)
+    if run.cancelled_by and not run.status.is_terminal:
+        yield Cell(f"Ends before its next step: cancelled by {run.cancelled_by}", Tone.WARN)
     for name, text in (
         ("Why", run.reason),
         ("Forecast", run.prediction),

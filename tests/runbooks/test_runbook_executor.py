@@ -443,6 +443,22 @@ async def test_cancel_before_the_start_ends_the_run(world: World) -> None:
     assert world.fleet.calls == []
 
 
+async def test_cancel_in_the_moment_between_the_look_at_the_fleet_and_the_start_is_no_failure(world: World) -> None:
+    """Two people at once: the log had a traceback, "cancelled can't become running", for what went as asked."""
+    controller = world.start()
+    run = await propose(controller, approve=True)
+    look = world.fleet.nodes
+
+    async def cancel_meanwhile() -> Any:
+        if controller.journal.get(run.id).status is RunStatus.APPROVED:
+            controller.journal.request_cancel(run.id, "ann", world.clock.now())
+        return await look()
+
+    world.fleet.nodes = cancel_meanwhile  # type: ignore[method-assign]
+    assert (await controller.executor.drive(run.id)).error == "cancelled by ann"
+    assert world.fleet.calls == []
+
+
 async def test_a_journal_that_can_not_be_read_for_a_while_ends_nobody(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,9 +139,19 @@ def test_a_cancelled_run_ends_at_once_before_its_start_and_is_asked_after_it(jou
     run, accepted = journal.request_cancel(begun.id, "bob", NOW + 4)
     assert accepted
     assert (run.status, run.cancelled_by, run.updated_at) == (RunStatus.RUNNING, "bob", NOW + 4)
+    run, accepted = journal.request_cancel(begun.id, "cid", NOW + 4.5)
+    assert (accepted, run.cancelled_by, run.to_dict()["cancelled_by"]) == (True, "bob", "bob"), "who asked first"
     undoing = journal.start_undo(begun.id, (), "it failed", "", NOW + 5)
     assert journal.request_cancel(begun.id, "ann", NOW + 6) == (undoing, False)
-    assert facts(journal, begun)[2:] == [(4, "bob", "cancel_requested", ""), (5, "executor", "undoing", "it failed")]
+    assert facts(journal, waiting)[1:] == [
+        (2, "ann", "cancel_requested", ""),
+        (2, "executor", "cancelled", "cancelled by ann"),
+    ]
+    assert facts(journal, begun)[2:] == [
+        (4, "bob", "cancel_requested", ""),
+        (4.5, "cid", "cancel_requested", ""),
+        (5, "executor", "undoing", "it failed"),
+    ]
 
 
 def test_an_undo_is_written_down_with_its_steps_before_it_begins(journal: Journal) -> None:

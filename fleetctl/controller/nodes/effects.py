@@ -196,7 +196,8 @@ class FleetEffects:
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
         """The counts are the node's own; `receipt` names the signed one, with a line for each request.
 
-        A node that is gone, or gives no answer, is cordoned, and its receipt has the gateways' word alone.
+        A node that is gone, or gives no answer, is cordoned, and its receipt has the gateways' word alone. One that
+        refuses our token keeps its route.
         """
         row = await self._known(name)
         if not row.wanted:
@@ -217,7 +218,13 @@ class FleetEffects:
         view = await asyncio.to_thread(self.provider.observe, name)
         account: OpenReceipt | None = None
         while True:
-            drain = await self._ask_drain(name)
+            try:
+                drain = await self._ask_drain(name)
+            except PermanentError:  # it refuses our token: it drains nothing, and goes on serving
+                if account is None:
+                    standing = {"wanted": True, "route": RouteIntent.CORDONED}
+                    await self.routing.change(name, only_if=standing, route=row.route)
+                raise
             if isinstance(drain, Silence):
                 await self.fleet.observe_node(name)
                 note = _SILENCE_NOTES[drain]

@@ -22,8 +22,19 @@ from fleetctl.doctor.fleet import (
 from fleetctl.doctor.here import check_installation, check_state_dir
 from fleetctl.doctor.monitoring import check_monitoring, judge_receivers, judge_rules
 from fleetctl.doctor.node_clocks import check_node_clocks, judge_node_clocks, skew_s
+from fleetctl.doctor.node_tokens import judge_node_tokens
 from fleetctl.settings.tree import Settings
-from fleetctl.wire import AlertmanagerState, CallerInfo, Gateway, GatewayPhase, NodePhase, Receiver, Status, TokenRole
+from fleetctl.wire import (
+    AlertmanagerState,
+    CallerInfo,
+    Gateway,
+    GatewayPhase,
+    HeldRequests,
+    NodePhase,
+    Receiver,
+    Status,
+    TokenRole,
+)
 from tests.fixtures.alertmanager import NEEDS_BOTH, alertmanager, prometheus
 from tests.fixtures.cockpit import make_node
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
@@ -101,6 +112,16 @@ def test_nodes_with_a_wrong_clock_are_named_and_those_that_can_not_be_asked_are_
     assert [one.health for one in judge_node_clocks({"node-1": None})] == [Health.unused]
     (found,) = judge_node_clocks({"node-1": 1.0, "node-2": None})
     assert (found.health, "1 told no time" in found.seen) == (Health.good, True)
+
+
+def test_nodes_that_refuse_the_controllers_token_are_named_and_a_silent_one_is_not_guessed() -> None:
+    refused = HeldRequests(unknown="GET http://n/admin/requests: the node refuses the controller's token, or key")
+    (found,) = judge_node_tokens({"node-1": HeldRequests(), "node-2": refused})
+    assert (found.health, "node-2: the" in found.seen, "node-1" in found.seen) == (Health.bad, True, False)
+    (found,) = judge_node_tokens({"node-1": HeldRequests(), "node-2": HeldRequests(unknown="no answer within 2 s")})
+    assert (found.health, found.seen) == (Health.unknown, "node-2: no answer within 2 s")
+    assert [one.health for one in judge_node_tokens({"node-1": HeldRequests()})] == [Health.good]
+    assert judge_node_tokens({}) == []
 
 
 @pytest.mark.anyio

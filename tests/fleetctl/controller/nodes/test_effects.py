@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.controller.tables import nodes
+from fleetctl.doctor.finding import Health
+from fleetctl.doctor.node_tokens import judge_node_tokens
 from fleetctl.wire import NodePhase, RouteState
 from runbooks.executor import Executor
 from runbooks.ports import PermanentError, TemporaryError
@@ -210,6 +212,16 @@ async def test_stop_does_not_guess_when_the_node_does_not_say_what_it_holds(cont
     with pytest.raises(PermanentError, match="refuses the controller's token"):
         await controller.effects.stop_node("node-1", grace_s=1)
     assert controller.effects.provider.observe("node-1").running
+
+
+async def test_a_node_that_refuses_our_token_drains_nothing_and_goes_on_serving(controller: Controller) -> None:
+    """It stayed cordoned, idle, and counted as missing for every other action's floor."""
+    object.__setattr__(controller.effects.client, "_headers", {"Authorization": "Bearer wrong"})
+    with pytest.raises(PermanentError, match="refuses the controller's token"):
+        await controller.effects.drain("node-1", deadline_s=1)
+    assert routes(controller)["node-1"] is RouteState.ACTIVE
+    (found,) = judge_node_tokens({"node-1": await controller.effects.engine.requests_view("node-1")})
+    assert found.health is Health.bad, "and `fleetctl doctor` says so: its probes and scrapes go well"
 
 
 async def test_a_stopped_node_is_forgotten_and_no_other(controller: Controller, tmp_path: Path) -> None:
