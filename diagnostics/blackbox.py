@@ -313,7 +313,7 @@ def _decoded(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadBlackBoxError(f"{path}: damaged or cut short after line {number}: {error}") from error
     except OSError as error:
-        raise BadBlackBoxError(f"{path}: can't be read: {error}") from error
+        raise BadBlackBoxError(f"{path}: can't be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise BadBlackBoxError(f"{path}: line {number}: not JSON: {error}") from error
 

@@ -7,6 +7,7 @@ again when it fails or is interrupted. The controller starts the nodes: it owns 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import os
 import secrets
@@ -226,7 +227,8 @@ def keep_gateway_settings(settings: Settings) -> Callable[[], None]:
     except FileNotFoundError:
         return lambda: None  # nothing was started by `up`
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInputError(f"{config}: can't be read: {error}", remedy="fleetctl up") from error
+        reason = getattr(error, "strerror", None) or error
+        raise BadInputError(f"{config}: can't be read: {reason}", remedy="fleetctl up") from error
     write_whole(config, json.dumps({**tree, "gateway": settings.revealed()["gateway"] | address}, indent=1))
     return lambda: write_whole(config, before)
 
@@ -238,10 +240,22 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
     """
     if (missing := missing_library()) is not None:
         raise BadInputError(f"the engine is not installed here: {missing} is missing", remedy=INSTALL_ENGINE)
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"{settings.state_dir}: {error.strerror or error}",
+            remedy="fleetctl --state-dir FOLDER up, with a folder that this user can write",
+        ) from error
     engine = [sys.executable, "-m", "fleetctl.node"]
     directory = settings.fleet.model_dir
     if directory is None and settings.fleet.model in PUBLISHED_MODELS:
         return _fetched_model(engine, settings.fleet.model)
+    if directory is None and (meant := difflib.get_close_matches(settings.fleet.model, PUBLISHED_MODELS, n=1)):
+        # Else a small model of random weights would be served under a name that looks like a published one's.
+        raise BadInputError(
+            f"there is no model {settings.fleet.model!r} to fetch", remedy=f"fleetctl up --model {meant[0]}"
+        )
     if directory is None:
         directory = settings.state_dir / "models" / "demo"
         tell(f"model: {directory}")

@@ -29,7 +29,8 @@ def _of_model(
     seats = _sum(None if one.seats is None or one.held is None else max(0, one.seats - one.held) for one in stay)
     free = _sum(None if one.kv_size is None or one.kv_used is None else one.kv_size - one.kv_used for one in stay)
     of = f" of {model}" if is_one_of_several else ""
-    told = f"moves up to {_count(held)} requests{of} ({_count(kv)} KV tokens); {len(stay)} nodes stay"
+    staying = f"{len(stay)} {'node stays' if len(stay) == 1 else 'nodes stay'}"
+    told = f"moves up to {_count(held)} requests{of} ({_count(kv)} KV tokens); {staying}"
     told += f" with {_count(seats)} free seats and {_count(free)} free KV tokens"
     return f"{told}: {_judgement(held, kv, seats, free, len(stay))}"
 

@@ -6,6 +6,7 @@ These commands work on files, so they use the alerts package itself; it is impor
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -132,7 +133,11 @@ def register(app: typer.Typer) -> None:
         """Show a rule: expression, reason, and its current value on each node when a controller answers."""
         views = [view for view in _views(rules) if view.name == name]
         if not views:
-            raise BadInputError(f"no rule is called {name}", remedy="fleetctl alerts list, or fleetctl alerts coverage")
+            near = difflib.get_close_matches(name, {view.name for view in _views(rules)}, n=1)
+            remedy = (
+                f"fleetctl alerts explain {near[0]}" if near else "fleetctl alerts list, or fleetctl alerts coverage"
+            )
+            raise BadInputError(f"no rule is called {name}", remedy=remedy)
         current = [_current(view) for view in views]
         if output in (Output.json, Output.yaml):
             rows = [{**dataclasses.asdict(view), "current": now} for view, now in zip(views, current, strict=True)]

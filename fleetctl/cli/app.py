@@ -20,7 +20,7 @@ from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, fr
 from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
-from fleetctl.cli.remedy import command_meant, with_command
+from fleetctl.cli.remedy import command_meant, misplaced_option, with_command
 from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ Start with [bold]fleetctl up[/], look with [bold]fleetctl top[/], and read the s
 
 Exit codes: 0 done, 1 failed, 2 bad input, 3 refused by a guard, 4 unknown or unreachable.
 """
+
+_PLAIN_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "expected a whole number",
+    "Input should be a valid number, unable to parse string as a number": "expected a number",
+}
+"""What a library says of a value, and what people do."""
 
 PAGED = (
     "Paged? [bold]fleetctl get incidents[/] says what is open, [bold]fleetctl diagnose[/] why, and"
@@ -165,6 +172,8 @@ def run(argv: Sequence[str] | None = None) -> int:
             words,
         )
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich's word for a reader that went away
+            return 0
         return stop.code if isinstance(stop.code, int) else int(bool(stop.code))
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away (`| head`): not an error
@@ -188,9 +197,17 @@ def _usage_problem(error: Exception, words: Sequence[str]) -> Problem:
     meant = command_meant(from_verb(words), _kinds)
     if meant is not None:
         return _problem(f"No such command '{first_word(words)}'.", meant, 2)
+    verb = from_verb(words)
+    misplaced = misplaced_option(words[: len(words) - len(verb)], verb)
+    if misplaced is not None and f"No such option: {misplaced.option}" in str(error):
+        return _problem(
+            f"{misplaced.option} is an option of fleetctl: it is given before the command", misplaced.command, 2
+        )
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "message", error)) if context is None else error.format_message()  # type: ignore[attr-defined]
     path = context.command_path if context is not None else "fleetctl"
+    for told, plain in _PLAIN_WORDS.items():
+        message = message.replace(told, plain)
     return _problem(" ".join(message.split()), f"{path} --help", 2)
 
 

@@ -66,7 +66,7 @@ def register(gateway: typer.Typer) -> None:
         """Say whether a tenants file is right; exit code 2 with file, line and reason when it is not."""
         from fleetctl.gateway.admission.tenants_file import read_tenants
 
-        path = _path(file)
+        path = _path(file, "name it")
         book = read_tenants(path)
         with_key = set(book.names_by_digest.values())
         without = [name for name in book.tenants if name not in with_key]
@@ -74,8 +74,8 @@ def register(gateway: typer.Typer) -> None:
         stdout().print(told + (f"; without a key: {', '.join(without)}" if without else ""), markup=False)
 
 
-def _path(given: Path | None) -> Path:
+def _path(given: Path | None, how: str = "give --file") -> Path:
     path = given or current().settings().gateway.tenants_file
     if path is None:
-        raise BadInputError("no tenants file is set", remedy="give --file, or set gateway.tenants_file")
+        raise BadInputError("no tenants file is set", remedy=f"{how}, or set gateway.tenants_file")
     return path

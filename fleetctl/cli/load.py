@@ -150,6 +150,8 @@ def first_model(url: str, key: str | None) -> str:
     try:
         answer = httpx.get(f"{url}/v1/models", headers=headers, timeout=10.0, trust_env=False)
         names = [one["id"] for one in answer.json()["data"]]
+    except httpx.ConnectError as error:
+        raise UnreachableError(f"{url}: nothing answers there", remedy="fleetctl up, or name a URL") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreachableError(
             f"{url}: {str(error) or type(error).__name__}", remedy="fleetctl up, or name a URL"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from fleetctl.cli.command_table import COMMANDS
+from fleetctl.cli.context import OPTIONS_WITH_VALUE
 from fleetctl.cli.examples import EXAMPLES
 
 _FLEETCTL = re.compile(r"\bfleetctl(-node)? (--)?([a-z][a-z-]*)")
@@ -41,6 +44,27 @@ def command_meant(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> s
         return " ".join(("fleetctl", *_command_in(words[1:]), "--help"))
     named = [kind for kind in kinds() if words[0] in (kind, kind.removesuffix("s"))]
     return f"fleetctl get {named[0]}" if named else None
+
+
+class MisplacedOption(NamedTuple):
+    """An option of `fleetctl` itself that stands behind the verb, and the command with it where it belongs."""
+
+    option: str
+    command: str
+
+
+def misplaced_option(before: Sequence[str], words: Sequence[str]) -> MisplacedOption | None:
+    """For `fleetctl get nodes --controller URL`: kubectl takes such options anywhere, we before the command alone.
+
+    `before`: what was typed before the verb; `words`: from it on.
+    """
+    for place, word in enumerate(words):
+        option, equals, _ = word.partition("=")
+        if option in OPTIONS_WITH_VALUE:
+            end = place + (1 if equals else 2)
+            command = ("fleetctl", *before, *words[place:end], *words[:place], *words[end:])
+            return MisplacedOption(option, shlex.join(command))
+    return None
 
 
 def names_command(text: str) -> bool:

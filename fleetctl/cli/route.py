@@ -87,7 +87,8 @@ def request_of(prompt_file: Path, model: str | None, tenant: str | None) -> dict
         data = prompt_file.read_bytes()
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{prompt_file}: can't be read: {error}", remedy="name a text file in UTF-8") from error
+        reason = getattr(error, "strerror", None) or error
+        raise BadInputError(f"{prompt_file}: can't be read: {reason}", remedy="name a text file in UTF-8") from error
     if len(data) > MAX_PROMPT_BYTES:
         raise BadInputError(f"{prompt_file}: larger than {MAX_PROMPT_BYTES >> 20} MiB", remedy="give a shorter prompt")
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -10,10 +12,10 @@ import typer
 from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.moment import clock
-from fleetctl.cli.output import Output, OutputOption, print_data, print_rows, stdout
+from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.cli.record_columns import SILENCE_COLUMNS
-from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
+from fleetctl.kit.errors import BadInputError, FleetctlError
+from fleetctl.wire import Alert, AlertState, Silence, SilenceMatcher, SilenceRequest
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
 
@@ -48,7 +50,12 @@ def register(app: typer.Typer) -> None:
             created_by=(created_by or whoami())[:200],
             local=local,
         )
-        _show(call(lambda client: client.add_silence(request)), output)
+
+        made = call(lambda client: client.add_silence(request))
+        _show(made, output)
+        if output not in DATA:
+            with suppress(FleetctlError):  # it is made: that nobody says what it mutes is no failure
+                stdout().print(f"  {muted_now(made, call(lambda client: client.alerts()))}", markup=False)
 
     @group.command("list")
     def list_silences(
@@ -84,8 +91,30 @@ def parse_matcher(text: str) -> SilenceMatcher:
     return SilenceMatcher(name=name, op=op, value=value)
 
 
+def muted_now(silence: Silence, alerts: Sequence[Alert]) -> str:
+    """How many alerts it mutes now: a misspelt name makes a silence, too, of nothing."""
+    standing = [one for one in alerts if one.state not in (AlertState.INACTIVE, AlertState.RESOLVED)]
+    if not standing:
+        return "no alert stands now"
+    num_muted = sum(_fits(silence, one) for one in standing)
+    return f"mutes {num_muted or 'none'} of the alerts that stand now ({len(standing)}): fleetctl get alerts"
+
+
+def _fits(silence: Silence, alert: Alert) -> bool:
+    labels = {**alert.labels, "alertname": alert.name}
+    for matcher in silence.matchers:
+        value = labels.get(matcher.name, "")
+        try:
+            is_same = value == matcher.value if "~" not in matcher.op else bool(re.fullmatch(matcher.value, value))
+        except re.error:  # RE2's alone
+            return False
+        if is_same is matcher.op.startswith("!"):
+            return False
+    return True
+
+
 def _show(silence: Silence, output: Output) -> None:
-    if output in (Output.json, Output.yaml):
+    if output in DATA:
         print_data(silence.model_dump(mode="json"), output)
     else:
         stdout().print(f"silence {silence.id} {silence.state}, ends {clock(silence.ends_at)}", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,10 @@ def setting_docs(key: str = "") -> list[SettingDoc]:
         parent = key.rpartition(".")[0]
         near = [one.key for one in every if one.key.rpartition(".")[0] == parent]
         known = ", ".join(near or Settings.model_fields)
+        meant = difflib.get_close_matches(key, [*(one.key for one in every), *Settings.model_fields], n=1)
         raise BadInputError(
-            f"there is no setting named {key[:100]}; there are {known}", remedy="fleetctl config explain"
+            f"there is no setting named {key[:100]}; there are {known}",
+            remedy=" ".join(("fleetctl config explain", *meant)),
         )
     return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.model.published import PUBLISHED
 from fleetctl import stack
-from fleetctl.kit.errors import FleetctlError
+from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.settings.tree import Settings
 
 
@@ -32,3 +32,18 @@ def test_up_serves_where_the_engine_put_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(stack.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 1, stdout=""))
     with pytest.raises(FleetctlError, match="smollm2: the model could not be fetched"):
         stack.prepare_model(settings, lambda line: None)
+
+
+def test_a_misspelt_name_is_no_name_for_a_model_of_random_weights(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"state_dir": tmp_path, "fleet": {"model": "smolm2"}})
+    with pytest.raises(BadInputError, match="no model 'smolm2' to fetch") as refused:
+        stack.prepare_model(settings, lambda line: None)
+    assert refused.value.remedy == "fleetctl up --model smollm2"
+
+
+def test_a_state_folder_that_cannot_be_made_is_told_before_anything_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings.model_validate({"state_dir": tmp_path / "file" / "state"})
+    with pytest.raises(BadInputError, match="file/state: Not a directory") as refused:
+        stack.prepare_model(settings, lambda line: pytest.fail(line))
+    assert "--state-dir" in (refused.value.remedy or "")

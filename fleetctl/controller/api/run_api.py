@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import cast
 
 from starlette.exceptions import HTTPException
@@ -35,8 +36,10 @@ class RunApi:
         name = request.path_params["name"]
         page = self._c.content.pages.get(name)
         if page is None:
-            known = ", ".join(sorted(self._c.content.pages))
-            raise HTTPException(404, f"there is no runbook named {name}; runbooks: {known}")
+            known = sorted(self._c.content.pages)
+            near = difflib.get_close_matches(name, known, n=1)
+            told = f"did you mean {near[0]}?" if near else f"runbooks: {', '.join(known)}"
+            raise HTTPException(404, f"there is no runbook named {name}; {told}")
         return answer(runbook_view(page, with_page=True))
 
     async def verbs(self, request: Request) -> Response:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -209,6 +214,40 @@ def test_a_word_that_is_no_command_is_answered_with_the_one_that_was_meant(
     code, _, err = fleetctl(*words)
     assert code == 2
     assert f"try: {command}\n" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("get nodes --controller http://a:1 -o wide", "fleetctl --controller http://a:1 get nodes -o wide"),
+        ("get --state-dir=/tmp/x nodes", "fleetctl --state-dir=/tmp/x get nodes"),
+        ("--log-level debug get nodes --config 'my file'", "fleetctl --log-level debug --config 'my file' get nodes"),
+    ],
+)
+def test_an_option_of_fleetctl_behind_the_command_is_answered_with_the_line_that_works(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(shlex.split(words)) == 2
+    assert f"try: {command}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["up --nodes many", "load --rate fast", "token create bob --role vewer"])
+def test_a_value_of_another_kind_is_told_in_plain_words(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == 2
+    told = capsys.readouterr().err
+    assert re.search("expected a (whole )?number|is not one of 'viewer'", told)
+    assert "Value error" not in told
+    assert "parse" not in told
+
+
+@pytest.mark.parametrize("words", [("--help",), ("get", "nodes", "-o", "json"), ("events",)], ids=str)
+def test_a_reader_that_goes_away_is_no_error(controller: RecordedController, words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as of `| true`: nobody reads
+    command = [sys.executable, "-m", "fleetctl.cli", "--controller", controller.url, *words]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.cli.duration_option import duration_s
-from fleetctl.cli.silence import parse_matcher
+from fleetctl.cli.silence import muted_now, parse_matcher
 from fleetctl.kit.errors import BadInputError
+from fleetctl.wire import Alert, AlertState, Silence
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,39 @@ def test_bad_input_is_exit_code_2_before_anybody_is_asked(capsys: pytest.Capture
     assert run(["silence", "add", "node=n1", "--comment", "  "]) == 2
     assert run(["silence", "add", "node=n1"]) == 2
     assert "duration" in capsys.readouterr().err
+
+
+def alert(name: str, state: AlertState = AlertState.FIRING, **labels: str) -> Alert:
+    return Alert(fingerprint=f"{name}{labels}", name=name, severity="page", state=state, labels=labels)
+
+
+def silence(*matchers: str) -> Silence:
+    return Silence(
+        id="s1",
+        state="active",
+        matchers=[parse_matcher(one) for one in matchers],
+        starts_at=0.0,
+        ends_at=1.0,
+        created_by="ann",
+        comment="c",
+    )
+
+
+@pytest.mark.parametrize(
+    ("matchers", "said"),
+    [
+        (("LLMNodeSlow",), "mutes 2 of the alerts that stand now (3)"),
+        (("LLMNodeSloww",), "mutes none of the alerts that stand now (3)"),  # misspelt
+        (("LLMNodeSlow", "node=n1"), "mutes 1 of"),
+        (("node=~'n[12]'",), "mutes none of"),  # the quotes are a part of it
+        (("node=~n[12]",), "mutes 2 of"),
+        (("node!=n1",), "mutes 2 of"),
+        (("zone=",), "mutes 3 of"),  # what an alert lacks counts as empty
+        (("node=~(?P<",), "mutes none of"),
+    ],
+)
+def test_it_is_said_how_many_alerts_a_silence_mutes_now(matchers: tuple[str, ...], said: str) -> None:
+    standing = [alert("LLMNodeSlow", node="n1"), alert("LLMNodeSlow", AlertState.PENDING, node="n2"), alert("Other")]
+    over = alert("LLMNodeSlow", AlertState.RESOLVED, node="n3")
+    assert muted_now(silence(*matchers), [*standing, over]).startswith(said)
+    assert muted_now(silence(*matchers), [over]) == "no alert stands now"
