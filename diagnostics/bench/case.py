@@ -143,11 +143,11 @@ class FactForm(_Form):
 
 
 class ExpectForm(_Form):
-    """The right answer: one `cause`, several that are as good (`or`), all of several (`both`), or `none`."""
+    """The right answer: one `cause`, several as good (`or`), one name of each of several (`both`), or `none`."""
 
     cause: str = ""
     or_: tuple[str, ...] = Field(default=(), alias="or")
-    both: tuple[str, ...] = ()
+    both: tuple[Words, ...] = ()  # of each its name, or the names that are as good
     none: bool = False
     unknown: bool = False  # something is wrong, and what the fleet tells does not say what
     page: bool | None = None  # whether somebody is to be called; None: not judged
@@ -164,7 +164,12 @@ class ExpectForm(_Form):
     @property
     def causes(self) -> frozenset[str]:
         """Every cause that counts as right."""
-        return frozenset({self.cause, *self.or_, *self.both} - {""})
+        return frozenset({self.cause, *self.or_, *(name for names in self.both for name in names)} - {""})
+
+    @property
+    def in_words(self) -> str:
+        """The cause, or those that are at work at once."""
+        return self.cause or " and ".join(names[0] for names in self.both)
 
 
 class Case(_Form):

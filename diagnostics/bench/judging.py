@@ -65,8 +65,6 @@ class Result:
             return not verdict.causes
         if expect.unknown:
             return not verdict.causes and not verdict.is_calm
-        if expect.both:
-            return bool(verdict.causes) and verdict.causes[0] in expect.causes
         return bool(verdict.causes) and verdict.causes[0] in expect.causes
 
     def is_near(self, verdict: Verdict) -> bool:
@@ -76,8 +74,13 @@ class Result:
         return not self.case.expect.none and bool({*verdict.causes[1:2], *verdict.second[:1]} & self.case.expect.causes)
 
     def has_both(self, verdict: Verdict) -> bool:
-        """Of two faults at once: whether both are named."""
-        return set(self.case.expect.both) <= set(verdict.causes)
+        """Of two faults at once: whether both are named, each by a name of its own."""
+        named = [set(names) & set(verdict.causes) for names in self.case.expect.both]
+        return all(named) and len(set().union(*named)) >= len(named)
+
+    def has_first_names(self, verdict: Verdict) -> bool:
+        """The same, by no other name that is as good."""
+        return {names[0] for names in self.case.expect.both} <= set(verdict.causes)
 
     @property
     def judged(self) -> list[Verdict]:

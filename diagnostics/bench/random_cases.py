@@ -117,11 +117,10 @@ def _expected(happens: Sequence[Happening], from_s: float, is_ill: bool) -> dict
         return {"none": True, "page": False}
     bad = [one for one in ("drain", "replace") if not is_ill and all(one in each.not_remedies for each in happens)]
     expected: dict[str, Any] = {"from_s": from_s, "not_remedies": bad}
-    firsts = [each.causes[0] for each in happens]
-    others = [name for each in happens for name in each.causes[1:] if name not in firsts]
-    if len(happens) == 1:
-        return expected | {"cause": firsts[0], "or": others}
-    return expected | {"both": firsts, "or": others}
+    if len(happens) > 1:
+        return expected | {"both": [each.causes for each in happens]}
+    first, *others = happens[0].causes
+    return expected | {"cause": first, "or": others}
 
 
 def _of_its_pool(changes: Sequence[dict[str, Any]], fleet: RandomFleet) -> list[dict[str, Any]]:

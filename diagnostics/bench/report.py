@@ -114,7 +114,8 @@ def page(results: Sequence[Result], command: str) -> str:
         f"without a named cause; {sum(bool(one.false_pages) for one in healthy)} with a page.",
         f"- False pages, of all cases: {len(false_pages)}"
         + (": " + "; ".join(f"{name} ({pages[0]})" for name, pages in false_pages) if false_pages else ""),
-        f"- Two faults at once, both named: {share(sum(one.has_both(v) for one, v in two), len(two))}",
+        f"- Two faults at once, both named: {share(sum(one.has_both(v) for one, v in two), len(two))}; "
+        f"each by the first of its names: {sum(one.has_first_names(v) for one, v in two)}",
         f"- A drain or replace proposed where client, gateway, routing or probe is the cause: {len(wrong)}"
         + (": " + "; ".join(f"{name} ({what[0]})" for name, what in wrong) if wrong else ""),
         f"- First named right (median of {len(named)}): {_age(sorted(named)[len(named) // 2]) if named else '-'} "
@@ -141,11 +142,7 @@ def page(results: Sequence[Result], command: str) -> str:
     lines.append("|---|---|" + "---|" * (len(main_ages) + 1))
     for result in results:
         cells = [_cell(result, age) for age in main_ages]
-        expect = (
-            " and ".join(result.case.expect.both)
-            or result.case.expect.cause
-            or ("nothing" if result.case.expect.none else "unknown")
-        )
+        expect = result.case.expect.in_words or ("nothing" if result.case.expect.none else "unknown")
         first = _age(result.first_alert_s) if result.first_alert_s is not None else "none"
         mark = " (held out)" if result.case.held_out else ""
         lines.append(f"| {result.case.name}{mark} | {expect} | " + " | ".join(cells) + f" | {first} |")
@@ -159,7 +156,7 @@ def confusion(results: Iterable[Result]) -> Counter[tuple[str, str]]:
         expect = result.case.expect
         for one in result.judged:
             if not result.is_right(one):
-                wanted = expect.cause or " and ".join(expect.both) or (NOTHING_WRONG if expect.none else NO_CAUSE)
+                wanted = expect.in_words or (NOTHING_WRONG if expect.none else NO_CAUSE)
                 found[wanted, said(one)] += 1
     return found
 

@@ -6,7 +6,7 @@ import pytest
 
 from diagnostics.bench.case import HERE, Case, load_case
 from diagnostics.bench.engine_under_test import Under
-from diagnostics.bench.judging import Bench, Result
+from diagnostics.bench.judging import Bench, Result, Verdict
 from diagnostics.bench.report import page, reliability, reliability_svg
 
 
@@ -48,3 +48,23 @@ def test_what_still_fires_once_a_restart_of_ours_is_over_opens_its_incident(benc
 
     assert verdict.scope == {"node": "node-1", "pool": "chat"}
     assert verdict.causes[0] == "bad_deploy_never_ready"
+
+
+@pytest.mark.parametrize(
+    ("named", "has_both", "has_first_names"),
+    [
+        (("slow_node", "node_down"), True, True),
+        (("straggler", "overload", "node_down"), True, False),
+        (("slow_node", "straggler"), False, False),
+        (("capacity_lost",), False, False),
+    ],
+)
+def test_of_two_faults_both_are_named_where_each_has_a_name_of_its_own(
+    named: tuple[str, ...], has_both: bool, has_first_names: bool
+) -> None:
+    twos = ("slow_node", "straggler", "capacity_lost"), ("node_down", "capacity_lost")
+    case = load_case(HERE / "cases" / "two-slow-nodes-vllm.yaml")
+    case = case.model_copy(update={"expect": case.expect.model_copy(update={"both": twos})})
+    said = Verdict(300.0, named, (), "likely", 0.8, "", is_calm=False, took_s=0.1)
+    result = Result(case, (said,), (), None, None, (), 0.0)
+    assert (result.has_both(said), result.has_first_names(said)) == (has_both, has_first_names)

@@ -51,6 +51,7 @@ def test_two_faults_at_once_want_a_name_of_each() -> None:
     twos = [one for one in random_cases(6 * len(FAULTS), 9) if one.expect.both]
     assert twos
     assert all(len(one.expect.both) == 2 for one in twos)
+    assert all(one.expect.causes == {name for names in one.expect.both for name in names} for one in twos)
 
 
 def test_fleet_that_nobody_tells_of_has_neither_gateway_nor_controller_nor_cards() -> None:
