@@ -23,6 +23,8 @@ MAX_AROUND_ROWS = 60
 _NUMBER = re.compile(r"(?<![\w.-])\d")  # one that was measured, and not part of a name
 DEPLOY_SLACK_S = 15.0  # an onset is dated to a scrape: what began so long before its rollout may have begun with it
 
+FIRST_LOOKS_S = 15.0  # after its start a controller has scraped each node, and judged the rules
+
 
 @dataclass(frozen=True, slots=True)
 class PostmortemInput:
@@ -57,6 +59,16 @@ def began_at(incident: IncidentRecord) -> float:
     """
     told = (incident.onset_at, *(alert.active_at for alert in incident.alerts), incident.opened_at)
     return min(at for at in told if at is not None)
+
+
+def looked_at_from(incident: IncidentRecord) -> float | None:
+    """When the controller started, of what it found as it was: that had begun before, and nobody knows when."""
+    node, began = incident.scope.get("node"), began_at(incident)
+    for started in (one.at for one in incident.around if one.kind == "controller.started"):
+        was_well = any(one.kind == "node.ready" and one.node == node and one.at >= started for one in incident.around)
+        if 0 <= began - started <= FIRST_LOOKS_S and not was_well:
+            return started
+    return None
 
 
 def taken_back(report: PostmortemInput) -> EventRecord | None:
@@ -168,6 +180,7 @@ def render(report: PostmortemInput) -> str:
         incident=incident,
         diagnosis=incident.diagnosis,
         began_at=began_at(incident),
+        looked_at_from=looked_at_from(incident),
         durations=took,
         impact=report.impact,
         level=sev_level(incident.severity),

@@ -33,7 +33,8 @@ Scope: {{ incident.scope | pairs if incident.scope else "the whole fleet" }}. \
 {{ incident.handling.acknowledged_by | text }}{% else %}, never acknowledged{% endif %}. {% endif %}
 {% if incident.part_of %}It is part of {{ incident.part_of | code }}, which explains it. {% endif %}
 It began {{ began_at | utc }}\
-{% if diagnosis and diagnosis.onset is not none and began_at - diagnosis.onset >= 15 %} \
+{% if looked_at_from is not none %} or before (the controller started {{ looked_at_from | clock }}, and found it so)\
+{% elif diagnosis and diagnosis.onset is not none and began_at - diagnosis.onset >= 15 %} \
 (by its alerts; their series changed {{ (began_at - diagnosis.onset) | span }} before){% endif %}\
 , was noticed {{ incident.opened_at | utc }}, \
 {% if came_back %}came back {{ came_back[-1] | utc }}\

@@ -35,7 +35,7 @@ from runbooks.guard import (
 from runbooks.journal import Journal
 from runbooks.page import Page
 from runbooks.plan import Plan, VerbOnTarget, command_title, plan_command, plan_page, resolve_plan
-from runbooks.ports import Clock, Effects, Lookup
+from runbooks.ports import Clock, Effects, Lookup, TemporaryError
 from runbooks.restraint import OVERRIDE_REMEDY
 from runbooks.room import room_words
 from runbooks.run import ACTION, ACTIVE, AlreadyDecidedError, ConflictError, HeldError, Run, RunStatus
@@ -51,6 +51,7 @@ _ORDER_EVENTS = {"pause": "paused", "resume": "resumed", "skip": "step_skipped",
 
 TURN_S = 1.0
 MAX_BACK_OFF_S = 30.0
+MAX_STORAGE_BACK_OFF_S = 3.0  # a full disk that has room again: nothing is wrong with the run
 
 
 class Executor:
@@ -505,7 +506,8 @@ class Executor:
             raise
         except Exception as error:
             failures = self._failures[run_id] = self._failures.get(run_id, 0) + 1
-            self._not_before[run_id] = self._clock.now() + min(2.0**failures, MAX_BACK_OFF_S)
+            limit_s = MAX_STORAGE_BACK_OFF_S if isinstance(error, TemporaryError) else MAX_BACK_OFF_S
+            self._not_before[run_id] = self._clock.now() + min(2.0**failures, limit_s)
             log.error("run.carry_failed", run_id=run_id, error=str(error), in_row=failures, exc_info=True)
         finally:
             del self._carried[run_id]

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import structlog
 
-from fleetctl.controller.database import FencedError
+from fleetctl.controller.database import FencedError, StorageLostError
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import UnreachableError
 
 log = structlog.get_logger()
 
 MAX_BACKOFF_S = 30.0
+MAX_STORAGE_BACKOFF_S = 3.0  # nothing is wrong with the loop: once there is room a remedy waits no half minute for it
 TURN_LIMIT_S = 60.0  # a turn that hangs longer is abandoned, so that a loop can't stop for ever without a word
 LATE_S = 5.0  # beyond two intervals: a turn under load takes a second or two
 
@@ -35,6 +36,7 @@ class LoopState:
     loop: Loop
     last_completed_at: float
     failures_in_row: int = 0
+    max_backoff_s: float = MAX_BACKOFF_S  # after the last failure
     failures: int = 0
     last_error: str = ""
 
@@ -79,6 +81,7 @@ class Loops:
         except Exception as error:
             state.failures += 1
             state.failures_in_row += 1
+            state.max_backoff_s = MAX_STORAGE_BACKOFF_S if isinstance(error, StorageLostError) else MAX_BACKOFF_S
             state.last_error = str(error) or type(error).__name__
             log.error(
                 "loop.failed",
@@ -105,7 +108,7 @@ class Loops:
             slot = next_slot(slot, state.loop.interval_s, now)
             pause = slot - now
             if state.failures_in_row:
-                pause = max(pause, min(state.loop.interval_s * 2**state.failures_in_row, MAX_BACKOFF_S))
+                pause = max(pause, min(state.loop.interval_s * 2**state.failures_in_row, state.max_backoff_s))
             await self._clock.sleep(pause)
 
 

@@ -491,6 +491,16 @@ def test_one_that_was_over_and_came_back_says_when() -> None:
     assert "came back" not in page()
 
 
+def test_what_a_controller_found_when_it_started_began_nobody_knows_when() -> None:
+    """A node had been dead for 45 s while no controller was there: "it began" with the first look at it."""
+    started, ready = event("controller.started", -17), {**event("node.ready", -16), "node": "node-2"}
+    found = " or before (the controller started 22:13:03, and found it so), was noticed"
+    assert f"It began 2023-11-14 22:13:05{found}" in page(around=[started])
+    assert "or before" not in page(around=[started, ready]), "it was well then"
+    assert "or before" not in page(around=[event("controller.started", -120)])
+    assert "or before" not in page()
+
+
 def test_what_requests_became_and_the_minutes_out_of_objective_are_told() -> None:
     text = page(
         IMPACT.model_copy(

@@ -223,15 +223,16 @@ async def test_given_limits_hold(world: World) -> None:
         executor.close()
 
 
-async def test_a_run_that_breaks_off_is_taken_up_again_later_each_time(world: World) -> None:
+async def pauses_of_a_run_that_breaks_off(world: World, error: Exception, times: int) -> list[float]:
+    """How long it was left alone after each time; the last ends with its success."""
     controller = world.start()
     await propose(controller, approve=True)
     failed_at: list[float] = []
 
     def fail(name: str) -> None:
-        if name == "step_done.do.1.before_commit" and len(failed_at) < 4:
+        if name == "step_done.do.1.before_commit" and len(failed_at) < times:
             failed_at.append(world.clock.time)
-            raise OSError("disk full")
+            raise error
 
     controller.journal._at_fault_point = fail
     loop = asyncio.create_task(controller.executor.run_forever())
@@ -240,9 +241,18 @@ async def test_a_run_that_breaks_off_is_taken_up_again_later_each_time(world: Wo
             await asyncio.sleep(0.001)
     controller.executor.stop()
     await loop
+    return [later - earlier for earlier, later in itertools.pairwise(failed_at)]
+
+
+async def test_a_run_that_breaks_off_is_taken_up_again_later_each_time(world: World) -> None:
+    pauses = await pauses_of_a_run_that_breaks_off(world, OSError("broken"), 4)
     # The clock goes on while the journal writes, so that a pause may be longer.
-    pauses = [later - earlier for earlier, later in itertools.pairwise(failed_at)]
     assert [pauses[0] >= 2, pauses[1] >= 4, pauses[2] >= 8] == [True] * 3
+
+
+async def test_a_run_whose_journal_is_away_for_a_while_goes_on_soon_after_it_is_back(world: World) -> None:
+    """A disk that had room again: nothing is wrong with the run, and users wait for what it mends."""
+    assert min((await pauses_of_a_run_that_breaks_off(world, TemporaryError("disk full"), 6))[2:]) < 8
 
 
 async def test_every_event_has_its_facts(world: World) -> None:

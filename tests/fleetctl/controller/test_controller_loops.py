@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fleetctl.controller.database import FencedError
+from fleetctl.controller.database import FencedError, StorageLostError
 from fleetctl.controller.loops import Loop, Loops, next_slot
 
 
@@ -64,6 +64,28 @@ async def test_a_failing_loop_backs_off_shows_its_age_and_leaves_the_others_alon
     assert ages["bad"] == clock.now() - started
     assert ages["good"] < ages["bad"]
     assert max(clock.slept) == 30.0
+
+
+@pytest.mark.anyio
+async def test_while_nothing_can_be_stored_a_loop_goes_on_trying_every_few_seconds() -> None:
+    """A dead node had no proposal for half a minute after a full disk had room again: its loop waited out its pause."""
+    clock = StepClock()
+    turns = 0
+    enough = asyncio.Event()
+
+    async def full() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 20:
+            enough.set()
+        raise StorageLostError("no space left on the disk", remedy="free space")
+
+    running = asyncio.create_task(Loops(clock, Loop("remediation", 1.0, full)).run_all())
+    await enough.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert max(clock.slept) == 3.0
 
 
 @pytest.mark.anyio
