@@ -88,6 +88,12 @@ def test_tensorrt_node_that_tells_its_ends_no_more_is_missed(kept: float, answer
     assert answer_to("numbers_missing", *told) == answer
 
 
+@pytest.mark.parametrize(("waiting", "answer"), [(np.inf, "yes"), (500.0, "no")])
+def test_an_infinite_number_of_requests_is_none_that_was_told(waiting: float, answer: str) -> None:
+    told = [("llm:up", of(1), 1.0), ("llm:running", of(1), 4.0), ("llm:waiting", of(1), then(0.0, waiting))]
+    assert answer_to("numbers_missing", *told) == answer
+
+
 def _flaps(times: np.ndarray) -> np.ndarray:
     return np.where((np.abs(times - (NOW - 400)) < 12) | (times > NOW - 100), 0.0, 1.0)
 
