@@ -58,6 +58,9 @@ It began {{ began_at | utc }}\
 {% if impact.no_gateway_s %}
 | found no gateway, in no number here | {{ impact.no_gateway_words | text }} |
 {% endif %}
+{% if impact.silent_words %}
+| gateways | {{ impact.silent_words | text }} |
+{% endif %}
 {% if impact.left is not none %}
 | left before the end of their answer | {{ impact.left }} |
 {% endif %}

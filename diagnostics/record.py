@@ -155,6 +155,10 @@ class Impact(_Record):
     no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
     arrivals_before_per_s: float | None = None  # of all gateways, just before that; None: nobody recorded it
     found_no_gateway: int | None = None  # about so many, estimated: counted by nobody; None: not known
+    gateways: int = 0  # that are scraped
+    gateways_silent: int = 0  # of several: so many did not answer for longer than all of them together
+    gateways_silent_s: float = 0.0  # the one that was silent longest: who asked it by its own address waited
+    waited_for_gateway: int = 0  # about so many waited at one that hung, and ended once it went on: they are counted
     why_not_counted: str = ""  # why requests, moved and lost are None
     # By node, the answers since its last right one to the known prompt; None: none was found wrong, empty: uncounted.
     maybe_wrong: dict[str, int] | None = None
@@ -196,18 +200,31 @@ class Impact(_Record):
 
     @property
     def no_gateway_words(self) -> str:
-        """About how many found no gateway, by what came before and for how long; "" where one always answered."""
+        """About how many found no gateway that answered, by what came before and for how long; "" where one did."""
         if not self.no_gateway_s:
             return ""
         gap, count = format_seconds(self.no_gateway_s), self.found_no_gateway
         if count is None or self.arrivals_before_per_s is None:
             return f"no gateway answered for {gap} (how many came then is not known)"
         before = format_value(self.arrivals_before_per_s, "per_second")
+        waited = f"about {self.waited_for_gateway} waited, and ended once it went on" if self.waited_for_gateway else ""
         if count:
-            return f"about {count} more found no gateway ({before} came before, for {gap}; counted by nobody)"
+            later = f"; {waited}" if waited else ""
+            words = f"{before} came before, for {gap}; counted by nobody"
+            return f"about {count} more found no gateway that answered ({words}){later}"
+        if waited:
+            return f"no gateway answered for {gap} ({waited})"
         if round(self.arrivals_before_per_s * self.no_gateway_s):
             return f"no gateway answered its controller for {gap} (but requests ended there as before)"
         return f"no gateway answered for {gap} ({before} came before)"
+
+    @property
+    def silent_words(self) -> str:
+        """That some of several gateways answered nobody, in no count until they go on; "" where all did."""
+        if not self.gateways_silent:
+            return ""
+        silent = f"{self.gateways_silent} of {self.gateways} gateways did not answer"
+        return f"{silent} for {format_seconds(self.gateways_silent_s)} (who asked there waited, or asked another)"
 
     @property
     def door_words(self) -> str:

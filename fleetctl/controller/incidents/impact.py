@@ -16,7 +16,7 @@ from diagnostics.record import Fate, Impact, IncidentRecord
 from fleetctl.controller.incidents.counter_growth import increase
 from fleetctl.controller.incidents.doubtful_answers import DoubtfulAnswers
 from fleetctl.controller.incidents.gateway_wait import worst_p99_s
-from fleetctl.controller.incidents.no_gateway import came_before, found_none, outages
+from fleetctl.controller.incidents.no_gateway import came_before, found_none, outages, silent_ones, waited_for_one
 from fleetctl.controller.nodes.gateways import DEATHS, GATEWAY_JOB
 
 TTFT = "llm:ttft_seconds:p99"
@@ -174,11 +174,16 @@ class _Tally:
                 yield at, min(value, at - self.began_at + LOSS_LEAD_S + before)
 
     @property
+    def has_started_anew(self) -> bool:
+        """Whether a gateway was another process at the end than when it began."""
+        return any(len(starts) > 1 for starts in self.gateway_starts.values())
+
+    @property
     def why_not_counted(self) -> str:
         """Why the gateway's counters do not tell the whole time; "" when they do."""
         if not self.was_watched:
             return "the gateway was not scraped before it began"
-        if any(len(starts) > 1 for starts in self.gateway_starts.values()):
+        if self.has_started_anew:
             return "the gateway was started anew meanwhile, and its counts went with it"
         if self.gateway_ups and not all(points and points[-1][1] == 1 for points in self.gateway_ups):
             return "the gateway does not answer, and its last counts are not known"
@@ -199,6 +204,10 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
     after = [value for at, value in during if at == last_at]
     without = outages(tally.gateway_ups, tally.began_at - LOSS_LEAD_S)
     before = came_before(tally.gateway_requests, tally.gateway_ups, without)
+    is_same = bool(tally.gateway_starts) and not tally.has_started_anew
+    late = waited_for_one(tally.gateway_requests, without, before) if is_same else 0
+    none = found_none(tally.gateway_requests, without, before)
+    silent, silent_s = silent_ones(tally.gateway_ups, tally.began_at - LOSS_LEAD_S)
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(
         requests=_count(counted, ACCEPTED),
@@ -215,7 +224,11 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         ],
         still_held=round(sum(held)) if held else None,
         no_gateway_s=sum((one.until - one.since for one in without), 0.0),
-        found_no_gateway=found_none(tally.gateway_requests, without, before),
+        found_no_gateway=None if none is None else max(0, none - late),
+        waited_for_gateway=late,
+        gateways=len(tally.gateway_ups),
+        gateways_silent=silent,
+        gateways_silent_s=silent_s,
         arrivals_before_per_s=before,
         why_not_counted=why,
         maybe_wrong=tally.doubtful.counted(tally.began_at, by_gateway=not why),

@@ -13,6 +13,8 @@ from fleetctl.controller.incidents.counter_growth import Points, growths
 
 BEFORE_S = 60.0
 LEAST_S = 30.0  # of less than that a rate is chance
+SILENT_S = 10.0  # of one of several; a look that came late is no outage of it
+LATE_S = 60.0  # after it went on: what waited at a gateway that hung has ended, but for long answers
 
 
 class Outage(NamedTuple):
@@ -43,6 +45,14 @@ def outages(ups: Sequence[Points], since: float) -> list[Outage]:
     return [one for one in found if one.until > one.since]
 
 
+def silent_ones(ups: Sequence[Points], since: float) -> tuple[int, float]:
+    """How many of several gateways did not answer for longer than all of them together, and the longest time of one."""
+    together = sum(one.until - one.since for one in outages(ups, since))
+    alone = [sum(one.until - one.since for one in outages([points], since)) for points in ups]
+    longer = [silent_s for silent_s in alone if silent_s - together >= SILENT_S]
+    return (len(longer), max(longer)) if longer else (0, 0.0)
+
+
 def came_before(ended: Sequence[Points], ups: Sequence[Points], found: Sequence[Outage]) -> float | None:
     """What came a second before them, each counted for as long as it was. One that follows too closely upon another has
     that one's rate. None: nobody knows."""
@@ -55,6 +65,21 @@ def came_before(ended: Sequence[Points], ups: Sequence[Points], found: Sequence[
             return None
         came, length, after = came + rate * (gap.until - gap.seen_at), length + gap.until - gap.seen_at, gap.until
     return came / length if length else None
+
+
+def waited_for_one(ended: Sequence[Points], found: Sequence[Outage], per_s: float | None) -> int:
+    """About how many waited until a gateway that had hung went on, and ended there then: what ended after each more
+    than came a second before. Of one that was started anew nobody can say: who ends there may have come again."""
+    if per_s is None:
+        return 0
+    grown = [(at, one) for points in ended for at, one in growths(points)]
+    late, last = 0.0, max((at for at, _ in grown), default=0.0)
+    for number, gap in enumerate(found):
+        ends = [gap.until + LATE_S, last, *(one.seen_at for one in found[number + 1 : number + 2])]
+        until = max(gap.until, min(ends))
+        more = sum(one for at, one in grown if gap.until < at <= until) - per_s * (until - gap.until)
+        late += min(max(0.0, more), per_s * (gap.until - gap.seen_at))
+    return round(late)
 
 
 def found_none(ended: Sequence[Points], found: Sequence[Outage], per_s: float | None) -> int | None:

@@ -93,6 +93,8 @@ def impact_words(impact: Impact) -> str:
         words.append(impact.wrong_words)
     if impact.no_gateway_words:
         words.append(impact.no_gateway_words)
+    if impact.silent_words:
+        words.append(impact.silent_words)
     at_gateway, at_nodes = impact.p99_at_gateway_worst_s, impact.p99_ttft_worst_s
     if at_gateway is not None and at_gateway > (at_nodes or 0.0):
         words.append(f"{_ttft_words(at_gateway, impact.objective_ttft_s)} (at the gateway)")

@@ -170,11 +170,33 @@ def test_who_found_no_gateway_is_told_as_an_estimate_and_is_in_no_count(gateways
     assert (impact.lost, impact.no_gateway_s) == (2, 20.0 if told else 0.0)
     page = render(PostmortemInput(INCIDENT, 2000.0, impact))
     assert f"| lost | 2{', and ' + told if told else ''} |" in page
-    words = "about 6 more found no gateway (0.3/s came before, for 20 s; counted by nobody)"
+    words = "about 6 more found no gateway that answered (0.3/s came before, for 20 s; counted by nobody)"
     assert impact.found_no_gateway == (6 if told else 0)
     assert (f"| found no gateway, in no number here | {words} |" in page) == bool(told)
     assert (f"- How many requests found no gateway: {words}." in page) == bool(told)
     assert (words in impact_words(impact)) == bool(told)
+
+
+@pytest.mark.parametrize(("away_s", "told"), [(40, True), (5, False)], ids=["hung", "looked at late"])
+def test_that_one_of_two_gateways_answered_nobody_is_told_although_the_other_served(away_s: int, told: bool) -> None:
+    """Half of the users waited for 45 s, and the page had "0 lost" alone."""
+    store = SeriesStore()
+    for at in range(900, 1100, 5):
+        for number in range(2):
+            of, is_away = (
+                {"job": "llm-gateway", "instance": f"gateway-{number}"},
+                number == 1 and 1000 <= at < 1000 + away_s,
+            )
+            store.append({"__name__": "up", **of}, at, 0.0 if is_away else 1.0)
+            if not is_away:
+                store.append(
+                    {"__name__": "gateway_requests_total", "outcome": "finished", "node": "a", **of}, at, 1.0 * at
+                )
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    words = "1 of 2 gateways did not answer for 40 s (who asked there waited, or asked another)"
+    assert (words in impact_words(impact)) == told
+    assert (f"| gateways | {words} |" in render(PostmortemInput(INCIDENT, 2000.0, impact))) == told
+    assert (impact.silent_words == "") != told
 
 
 def test_two_gateways_are_not_one_that_was_started_anew() -> None:
@@ -219,6 +241,26 @@ def test_of_a_gateway_that_was_too_busy_to_be_looked_at_nobody_is_said_to_have_f
     assert (impact.no_gateway_s, impact.found_no_gateway) == (20.0, 0)
     assert "those that found no gateway" not in render(PostmortemInput(INCIDENT, 2000.0, impact))
     assert "no gateway answered its controller for 20 s (but requests ended there as before)" in impact_words(impact)
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["hung", "started anew"])
+def test_who_waited_at_a_gateway_that_hung_and_was_served_once_it_went_on_did_not_find_none(is_same: bool) -> None:
+    """SIGSTOP for 20 s, SIGCONT: all were served, up to 20 s late, and "about 20 found no gateway"."""
+    store = SeriesStore()
+    for at in range(900, 1050, 5):
+        is_away = 1000 <= at < 1020
+        store.append({"__name__": "up", "job": "llm-gateway"}, at, 0.0 if is_away else 1.0)
+        if is_away:
+            continue
+        started = 800.0 if at < 1000 or is_same else 1019.0
+        store.append({"__name__": "process_start_time_seconds", "job": "llm-gateway"}, at, started)
+        served = at if at < 1000 else at - 25 if at == 1020 else at  # what waited ended within 5 s
+        store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(served))
+    impact = impact_of(INCIDENT, store, 0, 2000)
+    waited = "no gateway answered for 20 s (about 25 waited, and ended once it went on)"
+    assert impact.found_no_gateway == (0 if is_same else 25)
+    assert (waited in impact_words(impact)) == is_same
+    assert ("found no gateway that answered" in impact_words(impact)) != is_same
 
 
 @pytest.mark.parametrize("watched_from", [985, None], ids=["for fifteen seconds", "never"])
