@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Unit = Literal["ratio", "points", "seconds", "tokens", "times", "per_second", "count", "before_onset"]
 NONE_ON_RECORD_S = 1e8  # of `before_onset`: whoever tells was asked, and knows of none
 BEFORE, AFTER, AT_ONCE = "before it began", "after it began", "as it began"
-UNITS: tuple[str, ...] = get_args(Unit)
 
 
 def format_value(value: float | None, unit: str) -> str:

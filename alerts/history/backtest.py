@@ -203,10 +203,8 @@ class _Runner:
         self._written: dict[tuple[int, int], _Recorded] = {}
         self._states: dict[tuple[int, int], dict[LabelSet, _InstanceState]] = {}
         self._firings: list[Firing] = []
-        self._last_ms = 0
 
     def evaluate_steps(self, steps: Times) -> None:
-        self._last_ms = int(steps[-1])
         for index, group in enumerate(self._groups):
             interval_ms = max(self.step_ms, round((group.interval_s or 0) * 1000))
             slots = steps // interval_ms

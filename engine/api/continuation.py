@@ -30,10 +30,8 @@ from engine.node.stream_progress import (
     CoveredTokens,
     ProgressLines,
     ResolvedRequest,
-    ToldEvents,
     prompt_digest,
     read_progress,
-    read_told_events,
 )
 from engine.protocol.request_id import REQUEST_ID
 
@@ -56,11 +54,6 @@ class Continuation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def kind(self) -> Kind:
         """Of the route that the client asked."""
         return _KINDS[self.path]
-
-    @property
-    def told_events(self) -> ToldEvents:
-        """Of a stream with a line for each event. Call after `prepare_continuation`, which finds what can't be read."""
-        return read_told_events(self.progress)
 
     @property
     def response_body(self) -> ResponsesBody:

@@ -23,7 +23,6 @@ from engine.protocol.messages import CoreAsleep
 
 log = structlog.get_logger()
 
-LEVELS = (1, 2)
 MOVE_GRACE_S = 5.0  # for hand-offs to be written, after the drain's deadline
 
 

@@ -6,8 +6,6 @@ from enum import StrEnum
 
 import msgspec
 
-MAX_HELPER_CONFIG_BYTES = 64 * 2**10
-
 
 class TrialResult(StrEnum):
     """How one trial ended; a label of `engine_grammar_trials_total`."""

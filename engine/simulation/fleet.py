@@ -128,7 +128,6 @@ class SimulatedFleet:
             ttft_p50_s=_percentile(self._ttft_s, 0.50),
             ttft_p95_s=_percentile(self._ttft_s, 0.95),
             queue_p95=None if not waiting else int(_percentile(waiting, 0.95) or 0),
-            queue_mean=sum(waiting) / len(waiting) if waiting else None,
             kv_ratio_max=self._kv_max,
             attained=self._attained,
             node_seconds=self._node_seconds,

@@ -119,7 +119,6 @@ class Outcome(msgspec.Struct, frozen=True):
     ttft_p50_s: float | None
     ttft_p95_s: float | None
     queue_p95: int | None
-    queue_mean: float | None
     kv_ratio_max: float | None
     attained: int
     node_seconds: float

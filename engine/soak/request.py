@@ -29,11 +29,6 @@ class SoakRequest:
     is_bad: bool = False  # no node would take it
     answer: str | None = None  # names the one answer that it must get, whatever else happens to the node
 
-    @property
-    def hangs_up(self) -> bool:
-        """Whether its client leaves before the end."""
-        return self.hang_up_events is not None or self.hang_up_s is not None
-
 
 def draw_request(rng: random.Random) -> SoakRequest:
     """One request of the mix; the same state of `rng` gives the same request."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from fleetctl.wire import NONE_ON_RECORD_S, Signal
@@ -102,11 +102,6 @@ def age_tone(heard_s: float | None) -> Tone:
     if heard_s is None:
         return Tone.DIM
     return Tone.BAD if heard_s > STALE_AFTER_S else Tone.PLAIN
-
-
-def of_the_past(cell: Cell) -> Cell:
-    """What was so when the controller last answered: no colour of the present."""
-    return replace(cell, tone=Tone.DIM)
 
 
 def unknown_cell() -> Cell:

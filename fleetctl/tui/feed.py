@@ -21,7 +21,6 @@ from fleetctl.wire import TimelineEntry
 
 log = structlog.get_logger()
 
-NamedLoop = tuple[str, Coroutine[Any, Any, None]]
 EVENTS_AT_START = 1000
 EVENTS_GAP_S = 0.3  # a storm of events is read in parts
 

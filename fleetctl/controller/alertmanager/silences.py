@@ -32,7 +32,6 @@ from fleetctl.wire import Silence, SilenceRequest, SilencesState
 
 log = structlog.get_logger()
 
-READ_EVERY_S = 10.0
 READ_WITHIN_S = 5.0
 STALE_AFTER_S = 60.0
 MAX_SILENCES = 20_000

@@ -36,11 +36,6 @@ class Source:
     files: Mapping[str, tuple[Path, ...]]
     no_tree: Path | None
 
-    @property
-    def is_builtin(self) -> bool:
-        """Whether it is the package's own content."""
-        return self.name == BUILT_IN
-
 
 def builtin_source() -> Source:
     """The files of the package."""
