@@ -20,7 +20,7 @@ from fleetctl.cli.alias import aliases_to_offer, completed_words, first_word, fr
 from fleetctl.cli.command_table import COMMANDS, MODULES, PANEL_OF
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.output import DATA, ListOutput, emitted, print_data, stderr, visible
-from fleetctl.cli.remedy import command_meant, misplaced_option, with_command
+from fleetctl.cli.remedy import command_meant, kind_left_out, misplaced_option, with_command
 from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ def _usage_problem(error: Exception, words: Sequence[str]) -> Problem:
     if meant is not None:
         return _problem(f"No such command '{first_word(words)}'.", meant, 2)
     verb = from_verb(words)
+    if (whole := kind_left_out(verb, _kinds)) is not None:
+        return _problem(f"{visible(verb[1][:50])!r} is no kind of thing", whole, 2)
     misplaced = misplaced_option(words[: len(words) - len(verb)], verb)
     if misplaced is not None and f"No such option: {misplaced.option}" in str(error):
         return _problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,7 +20,7 @@ from fleetctl.settings.tree import Settings
 
 if TYPE_CHECKING:
     from fleetctl.stack import StackView
-
+    from fleetctl.wire import Node
 
 T = TypeVar("T")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a terminal is closed
@@ -85,6 +85,8 @@ def register(app: typer.Typer) -> None:
         print_rows(view.nodes, VIEWS[Kind.nodes].columns, output, empty="no nodes are started here (fleet.nodes)")
         if not view.started:
             stdout().print("already up")
+        if nodes is not None and (unasked := other_size(view.nodes, nodes, settings.fleet.pool)) is not None:
+            stdout().print(unasked, markup=False)
         stdout().print(f"controller {view.controller_url}\ngateway    {view.gateway_url}/v1")
         stdout().print("next: fleetctl top", style="dim")
 
@@ -99,6 +101,14 @@ def register(app: typer.Typer) -> None:
             print_data({"stopped": list(stopped), "state_dir": str(settings.state_dir)}, output)
         else:
             stdout().print(f"stopped {', '.join(stopped)}" if stopped else f"nothing runs in {settings.state_dir}")
+
+
+def other_size(nodes: Sequence[Node], wanted: int, pool: str) -> str | None:
+    """What is said of `--nodes` where the fleet was there already, and has another size."""
+    num_nodes = sum(node.pool == pool and node.provider == "local" for node in nodes)
+    if num_nodes == wanted:
+        return None
+    return f"--nodes is for a new fleet, this one has {num_nodes} in pool {pool}: fleetctl scale {pool} --to {wanted}"
 
 
 def bring_up(settings: Settings, tell: Callable[[str], None]) -> StackView:

@@ -20,6 +20,9 @@ _NOT_THERE = re.compile(
 )
 
 
+_KIND_OF_ID = {"inc": "incident", "run": "run", "rollout": "rollout", "rev": "revision"}
+
+
 def with_command(error: str, remedy: str | None, exit_code: int, words: Sequence[str]) -> str:
     """The remedy, with a command behind it where it names none. `words`: what was typed, from the verb on."""
     if remedy and names_command(remedy):
@@ -44,6 +47,16 @@ def command_meant(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> s
         return " ".join(("fleetctl", *_command_in(words[1:]), "--help"))
     named = [kind for kind in kinds() if words[0] in (kind, kind.removesuffix("s"))]
     return f"fleetctl get {named[0]}" if named else None
+
+
+def kind_left_out(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> str | None:
+    """What to type in place of `fleetctl describe node-1`, where the kind is missing; None where it is not."""
+    if len(words) != 2 or words[0] != "describe" or words[1].startswith("-"):
+        return None
+    if words[1] in {name for kind in kinds() for name in (kind, kind.removesuffix("s"))}:
+        return None
+    kind = _KIND_OF_ID.get(words[1].partition("-")[0], "node")
+    return shlex.join(("fleetctl", "describe", kind, words[1]))
 
 
 class MisplacedOption(NamedTuple):

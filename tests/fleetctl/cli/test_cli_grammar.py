@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from fleetctl.cli.app import run
 from fleetctl.cli.explain import docs_of, first_line
 from fleetctl.cli.kinds import MODELS, Kind
+from fleetctl.cli.lifecycle import other_size
 from fleetctl.wire import Alert, AlertState, NodePhase, Problem, TimelineEntry
 from tests.fixtures import ROOT
 from tests.fixtures.cockpit import make_incident, make_node, make_run
@@ -229,6 +230,30 @@ def test_an_option_of_fleetctl_behind_the_command_is_answered_with_the_line_that
 ) -> None:
     assert run(shlex.split(words)) == 2
     assert f"try: {command}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [
+        ("node-1", "fleetctl describe node node-1"),
+        ("inc-20261127-a", "fleetctl describe incident inc-20261127-a"),
+        ("run-12", "fleetctl describe run run-12"),
+        ("node", "fleetctl describe --help"),  # here the name is missing
+    ],
+)
+def test_what_is_described_without_its_kind_is_answered_with_it(
+    word: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["describe", word]) == 2
+    assert f"try: {command}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "is_told"), [(2, False), (5, True)])
+def test_a_size_that_an_old_fleet_does_not_take_is_told(asked: int, *, is_told: bool) -> None:
+    nodes = [make_node("node-1"), make_node("node-2"), make_node("far", provider="found")]
+    told = other_size(nodes, asked, "default")
+    assert (told is not None) == is_told
+    assert not is_told or "has 2 in pool default: fleetctl scale default --to 5" in str(told)
 
 
 @pytest.mark.parametrize("words", ["up --nodes many", "load --rate fast", "token create bob --role vewer"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,18 @@ def test_secrets_that_others_can_read_are_told(tmp_path: Path) -> None:
     assert found.mend == f"chmod 600 {token}"
     token.chmod(0o600)
     assert worst(check_state_dir(Settings(state_dir=tmp_path))) == {}
+
+
+def test_a_token_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command then talks without one, and the controller refuses what only a token may do."""
+    token = tmp_path / "controller.token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != token and allowed(path, mode))
+    (found,) = [one for one in check_state_dir(Settings(state_dir=tmp_path)) if one.health is Health.bad]
+    assert f"{token} can't be read by this user" in found.seen
+    assert found.mend.startswith(f"sudo chown $USER {token}")
 
 
 def test_an_interpreter_that_is_too_old_is_told() -> None:
