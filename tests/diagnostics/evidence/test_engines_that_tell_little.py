@@ -153,3 +153,28 @@ def test_what_no_engine_of_the_scope_tells_is_said_by_its_name() -> None:
     assert _asked("kv_full", told).why_unknown == "no series has data: llama.cpp's server tells none"
     assert _asked("kv_full", told, engine="vllm").why_unknown == "no series has data"
     assert _asked("kv_full", told, engine="something-else").why_unknown == "no series has data"
+
+
+@pytest.mark.parametrize(("waiting", "running", "answer"), [(3.0, 0.0, "yes"), (0.0, 1.0, "yes"), (0.0, 0.0, "no")])
+def test_who_waits_three_minutes_at_a_slot_that_is_free_is_held_by_a_server_that_hangs(
+    waiting: float, running: float, answer: str
+) -> None:
+    hangs = {
+        "llm:steps:rate": _then(40.0, 0.0),
+        "llm:running": _then(1.0, running),
+        "llm:waiting": _then(0.0, waiting),
+    }
+    works = {"llm:steps:rate": 40 * ALWAYS, "llm:running": ALWAYS, "llm:waiting": 0 * ALWAYS}
+    assert _answer("no_steps", hangs, works) == answer
+
+
+@pytest.mark.parametrize(
+    ("running", "step_s", "answer"),
+    [(12.0, 0.04, "yes"), (12.0, 0.12, "no"), (2.0, 0.04, "no")],
+    ids=["six times as many at once", "and steps six times as long", "as many as ever"],
+)
+def test_steps_that_are_as_long_as_their_batch_needs_are_more_work_and_not_slow(
+    running: float, step_s: float, answer: str
+) -> None:
+    series = {"llm:running": _then(2.0, running), "llm:step_seconds:mean": _then(0.02, step_s)}
+    assert _answer("batch_explains", series) == answer

@@ -70,10 +70,10 @@ def test_where_more_than_a_node_is_asked_about_one_that_is_down_is_not_told_as_a
 
 def test_a_core_that_the_node_ended_because_it_stood_still_is_not_told_as_one_that_died_by_itself() -> None:
     assert (
-        said("core_crash", "core_died", no=("stood_still",)) == "The engine core of node-2 ended and was started again"
+        said("core_crash", "core_died", no=("stood_still",)) == "The engine core of node-2 ended and is started again"
     )
     assert said("core_crash", "core_died", "stood_still") == (
-        "The engine core of node-2 ended and was started again: the node ended it because it stood still"
+        "The engine core of node-2 ended and is started again: the node ended it because it stood still"
     )
 
 
