@@ -303,7 +303,11 @@ CASES = [
         "machine_silent silent process_ended ended_by_memory ended_unasked ends_again gone_for_others nodes_fewer",
     ),
     ("core_crash", "node", "core_died errors_up retries_up"),
-    ("core_crash", "node", "ended_and_returns comes_back silent process_ended ended_unasked ended_with_status nodes_fewer"),
+    (
+        "core_crash",
+        "node",
+        "ended_and_returns comes_back silent process_ended ended_unasked ended_with_status nodes_fewer",
+    ),
     ("node_down", "node", "comes_back stays_away silent process_ended nodes_fewer"),  # it was told to end
     ("correlated_failure", "node", "silent most_silent process_ended most_processes_ended nodes_fewer"),
     ("correlated_failure", "errors", "errors_up errors_everywhere served_fell"),
