@@ -17,7 +17,7 @@ from itertools import combinations
 
 from diagnostics.evidence.question import Question
 from diagnostics.evidence.reading import Readings, is_told_by_now
-from diagnostics.expectation import OFTEN_YES, ONE_OF_YES, Expectation
+from diagnostics.expectation import MAY_YES, OFTEN_YES, ONE_OF_YES, Expectation
 
 TEMPERATURE = 2.0
 EXPLAINED = 0.9  # how often a cause at work raises an alert of a tree that it explains
@@ -33,7 +33,8 @@ NEAR = 1.5  # on the score of a runner-up that the named cause, or itself, is to
 CONTRADICTED = 2.0
 MAX_CONTRADICTED = 2
 TELLING = 0.01  # a yes that is so rare without its causes tells of one of them, whatever else is seen
-RARE = 0.02  # and one that is so rare of a cause that its alert names
+RARE = 0.02  # and one that is so rare of a cause that its alert names, or beside another that leaves it over
+LEFT_OVER = math.log(1 / TELLING)  # two rare signs: what is a fifth slower by chance leaves one, or none
 MAX_PAIRED = 12  # causes that are tried in pairs: those that fit best alone
 
 
@@ -154,8 +155,9 @@ def rank_causes(
         scores[(name,)] = _in_place(one, alone[name], families)
         if_told[name] = scores[(name,)] - _unseen_score(one, known)
     tried = sorted(pairable, key=lambda name: -alone[name])[:MAX_PAIRED]
+    likeliest = max(taking_part, key=lambda name: (scores[(name,)], name), default="")
     for first, second in combinations(tried, 2):
-        if (score := _pair_score(first, second, pairable, rates, known, questions, families)) is not None:
+        if (score := _pair_score(first, second, likeliest, pairable, rates, known, questions, families)) is not None:
             scores[(first, second)] = score
     of_alerts = _of_the_alerts(scores, taking_part, known, questions, families)
     return Ranking(_normalised(of_alerts), tuple(excluded), if_told, untold, doubted)
@@ -236,6 +238,7 @@ def _alerts_score(explains: frozenset[str], families: frozenset[str]) -> float:
 def _pair_score(
     first: str,
     second: str,
+    likeliest: str,
     pairable: Mapping[str, Expectation],
     rates: Mapping[str, Mapping[str, float]],
     known: Mapping[str, bool],
@@ -244,24 +247,29 @@ def _pair_score(
 ) -> float | None:
     """Two at work: a yes of the one that expects it more.
 
-    None: each must explain a must of its own that the other does not, and every must of both has to be seen. Of a node
-    that is gone, nothing but its death is known: a change before it is no second fault.
+    `likeliest`: of those that fit alone. None: each must explain a must of its own that the other does not, and every
+    must of both has to be seen. Of a node that is gone, nothing but its death is known: a change before it is no second
+    fault.
     """
     one, other = pairable[first], pairable[second]
     if one.alone or other.alone:
         return None
     if not all(any(known.get(question) for question in group) for each in (one, other) for group in each.must):
         return None
-    for mine, beside, others in ((one, other, rates[second]), (other, one, rates[first])):
+    for mine, beside, name in ((one, other, second), (other, one, first)):
+        others = rates[name]
         own = {question for group in mine.must for question in group if known.get(question)}
         own = {question for question in own if others.get(question, 0.0) < 0.05}
         if not own:
             return None
-        # What rules it out alone must be the other's doing, not only no surprise beside it: what that mostly has, or,
-        # where next to nothing but mine brings its own about, one of what it must have.
+        # What rules it out alone must be the other's doing, not only no surprise beside it: what that mostly has; where
+        # next to nothing but mine brings its own about, one of what it must have; and of the likeliest all that it may
+        # bring about, where it leaves signs of mine over that, taken together, are as rare without it.
         doing = {question for question, rate in others.items() if rate >= OFTEN_YES}
         if any(questions[question].base <= TELLING for question in own):
             doing |= {question for group in beside.must for question in group}
+        if name == likeliest and _left_over(mine, others, known, questions) >= LEFT_OVER:
+            doing |= {seen for seen, rate in others.items() if rate >= MAY_YES and not questions[seen].certain}
         if any(known.get(question) and question not in doing for question in mine.never):
             return None
     # The likelier of the two, not either: two causes that may both bring a queue about explain it no better than one
@@ -272,6 +280,15 @@ def _pair_score(
     }
     prior = math.log(PAIR_PRIOR * one.prior * other.prior)
     return prior + _score(joint, known, questions) + _alerts_score(one.explains | other.explains, families)
+
+
+def _left_over(
+    mine: Expectation, others: Mapping[str, float], known: Mapping[str, bool], questions: Mapping[str, Question]
+) -> float:
+    """How much speaks for a cause of what it must show, is rare without it, and another one does not bring about."""
+    signs = {name for group in mine.must for name in group if known.get(name) and questions[name].base <= RARE}
+    left = {name: mine.yes_rates[name] for name in signs if others.get(name, 0.0) < MAY_YES}
+    return _score(left, known, questions)
 
 
 def _normalised(scores: Mapping[tuple[str, ...], float]) -> tuple[Fit, ...]:

@@ -124,6 +124,24 @@ def test_what_tells_of_one_cause_alone_is_named_beside_one_whose_nature_rules_it
     assert not pairs(0.1)
 
 
+def test_signs_that_one_cause_leaves_over_are_a_seconds_although_it_may_bring_about_what_rules_that_one_out() -> None:
+    """All are slower because they preempt; that one of them is three times slower than the rest is not of that."""
+
+    def pairs(*left_over: str, base: float = 0.02) -> bool:
+        causes = {
+            "slow": Expectation("slow", LATENCY, (("slow", "arrivals"),), never=("queue",)),
+            "hit": Expectation("hit", LATENCY, (("hit_fell",),), may=("queue",)),
+        }
+        questions = QUESTIONS | {name: replace(QUESTIONS[name], base=base) for name in ("slow", "arrivals")}
+        yes = ("hit_fell", "queue", *left_over)
+        readings = {name: Evidence(name, name, "yes" if name in yes else "no") for name in NAMES}
+        return set(_best(rank_causes(causes, questions, readings, ["latency"], "node"))) == {"slow", "hit"}
+
+    assert pairs("slow", "arrivals")
+    assert not pairs("slow")
+    assert not pairs("slow", "arrivals", base=0.03)
+
+
 def test_incident_whose_alert_speaks_for_itself_is_not_named_after_what_else_goes_on() -> None:
     causes = CAUSES | {"spent": Expectation("spent", frozenset({"gateway"}), (("longer",),))}
     questions = QUESTIONS | {"longer": replace(QUESTIONS["longer"], base=0.02)}
