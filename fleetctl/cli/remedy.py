@@ -50,7 +50,7 @@ def command_meant(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> s
 
 
 def kind_left_out(words: Sequence[str], kinds: Callable[[], Iterable[str]]) -> str | None:
-    """What to type in place of `fleetctl describe node-1`, where the kind is missing; None where it is not."""
+    """What to type in place of `describe node-1`, where the kind is missing; None where it is not."""
     if len(words) != 2 or words[0] != "describe" or words[1].startswith("-"):
         return None
     if words[1] in {name for kind in kinds() for name in (kind, kind.removesuffix("s"))}:
@@ -67,7 +67,7 @@ class MisplacedOption(NamedTuple):
 
 
 def misplaced_option(before: Sequence[str], words: Sequence[str]) -> MisplacedOption | None:
-    """For `fleetctl get nodes --controller URL`: kubectl takes such options anywhere, we before the command alone.
+    """For `get nodes --controller URL`: kubectl takes such options anywhere, we before the command alone.
 
     `before`: what was typed before the verb; `words`: from it on.
     """

@@ -74,7 +74,9 @@ def check_state_dir(settings: Settings) -> Iterator[Finding]:
             yield Finding("secrets", Health.bad, f"{path} is {mode}: others can read it", f"chmod 600 {path}")
         if path.is_file() and not os.access(path, os.R_OK):
             seen = f"{path} can't be read by this user: the controller answers as to a stranger"
-            yield Finding("secrets", Health.bad, seen, f"sudo chown $USER {path}, or fleetctl token create NAME")
+            yield Finding(
+                "secrets", Health.bad, seen, f"sudo chown $USER {path}, or fleetctl token create NAME --role operator"
+            )
 
 
 def check_disk(settings: Settings) -> Iterator[Finding]:
