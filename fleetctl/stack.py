@@ -241,7 +241,7 @@ def prepare_model(settings: Settings, tell: Tell) -> Path:
     if (missing := missing_library()) is not None:
         raise BadInputError(f"the engine is not installed here: {missing} is missing", remedy=INSTALL_ENGINE)
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True)
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BadInputError(
             f"{settings.state_dir}: {error.strerror or error}",
