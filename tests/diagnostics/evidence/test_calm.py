@@ -126,3 +126,16 @@ def test_alert_that_says_nothing_of_what_is_wrong_does_not_hide_it(
     said = diagnose_alerts(builtin_knowledge(), trees, {}, [alert], scope, store, NOW, NOW - 600, told)
     assert said.cause == cause
     assert "No tree explains LLMOutputUnchecked" in " ".join((said.title, *said.not_known))
+
+
+def test_a_process_that_ended_twice_is_told_although_it_answers_at_this_minute() -> None:
+    """Where nobody tells of processes, what it counts begins anew: five minutes after the first end nothing fires."""
+    store = _store()
+    at = np.arange(NOW - 3600, NOW + 1, STEP_S)
+    since = np.where(at < NOW - 240, at - at[0], np.where(at < NOW - 20, at - NOW + 240, at - NOW + 20))
+    own = {"node": "node-1", "pool": "chat", "engine": "sglang"}
+    key = LabelSet.of({METRIC_NAME: "sglang:prompt_tokens_total", **own})
+    store.append_matrix([key], np.round(at * 1000).astype(np.int64), 500 * since[np.newaxis, :])
+    found = look_around(builtin_knowledge(), load_trees(builtin_tree_files()), {"pool": "chat"}, store, NOW)
+    assert ("ends_again", "yes") in {(one.question, one.answer) for one in found.evidence}
+    assert "Nothing is wrong" not in found.title

@@ -182,6 +182,7 @@ async def test_asked_by_hand_a_healthy_fleet_has_no_cause_and_who_is_not_there_i
             ("fell_far_behind", "no"),
             ("node_promise_broken", "no"),
             ("numbers_missing", "no"),
+            ("ends_again", "no"),
             ("scrapes_fail", "no"),
             ("silent", "no"),
             ("queue_waits", "no"),
