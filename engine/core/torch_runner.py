@@ -40,7 +40,7 @@ from engine.text.grammar_compiler import GrammarCompiler
 from kernels.kv_cache import copy_blocks, swap_blocks
 from kernels.kv_codes import KvCacheDtype, kv_format
 from kernels.quantization import Quantization
-from kernels.sample_row import LIKELIEST
+from kernels.sample_row import LIKELIEST, Drawn, SampleRow
 from kernels.sampling import sample
 
 log = structlog.get_logger()
@@ -209,7 +209,8 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Packs the weights and computes a prompt and a few tokens, so that the first request is as fast as the next.
 
-        Leaves the cache empty. Raises BadModelError when the model's answers are not numbers.
+        On a GPU captures steps of the usual sizes. Leaves the cache empty. Raises BadModelError when the model
+        answers what is no number.
         """
         started = time.perf_counter()
         self._progress("warming_up", 0.0)
@@ -240,6 +241,7 @@ class ModelRunner:
         sample(self._kv.new_zeros((1, self._config.vocab_size), dtype=self._dtype), [LIKELIEST])
         self.run_step(StepPlan(0, (), forgotten=(WARM_UP_SEQ_ID,)))
         self._kv[:, :, : len(blocks)] = 0
+        self._decoder.capture_ahead(self._kv)
         self._warmup_seconds = time.perf_counter() - started
         self._progress("warming_up", 1.0)
 
@@ -315,7 +317,7 @@ class ModelRunner:
                     self._eos_token_ids, s.draft, allowed.masks.get(s.seq_id)
                 )
             ]
-            all_drawn = iter(sample(logits, rows))
+            all_drawn = iter(self._drawn(logits, rows))
             for s in sampling:
                 accepted = accept(s.draft, list(islice(all_drawn, 1 + len(s.draft))))
                 if s.seq_id in allowed.failures:
@@ -345,6 +347,12 @@ class ModelRunner:
             of_prompts.pooled,
             own_seconds,
         )
+
+    def _drawn(self, logits: Tensor | None, rows: list[SampleRow]) -> list[Drawn]:
+        assert logits is not None, "sequences that sample were computed"
+        if all(row is LIKELIEST for row in rows) and (tokens := self._decoder.likeliest()) is not None:
+            return [Drawn(token if token >= 0 else None) for token in tokens[: len(rows)]]
+        return sample(logits, rows)
 
     @torch.inference_mode()
     def _move_blocks(self, plan: StepPlan) -> None:

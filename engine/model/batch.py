@@ -55,9 +55,11 @@ def make_batch(
     for i, s in enumerate(scheduled):
         known = states[s.seq_id].token_ids[s.start : s.start + s.num_known_tokens]
         token_ids[starts[i] : starts[i + 1]] = [*known, *s.draft] if s.draft else known
-    owner = np.repeat(np.arange(len(scheduled)), counts)
-    positions = np.arange(num_tokens) - starts[owner] + firsts[owner]
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    positions = np.arange(num_tokens) + np.repeat(firsts - starts[:-1], counts)
+    # Not `tables[owner, ...]`: where memory is lacking numpy may raise a SystemError there, which says nothing.
+    rows = np.repeat(np.arange(len(scheduled)) * tables.shape[1], counts)
+    blocks = tables.ravel().take(rows + positions // block_size)
+    slots = blocks.astype(np.int64) * block_size + positions % block_size
     sampled = [range(starts[i + 1] - 1 - len(s.draft), starts[i + 1]) for i, s in enumerate(scheduled) if s.samples]
     samples = np.array([row for rows in sampled for row in rows], dtype=np.int64)
     return Batch(

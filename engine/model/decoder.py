@@ -5,6 +5,7 @@ No sampling, no scheduling here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,7 @@ class Decoder:
         self.weights = weights
         self.is_batch_invariant: bool | None = None
         self.last_hidden = weights.embedding.new_empty((0, config.hidden_size))
+        self._likeliest: Callable[[], list[int]] | None = None
         self._stack = DecoderStack(config, weights, num_positions=num_positions) if stack is None else stack
         self._stack.features = features
         self._enforces_eager = enforce_eager
@@ -61,6 +63,12 @@ class Decoder:
         elif not self._enforces_eager:
             self._recorded = _graph_steps(self._stack)
 
+    @torch.inference_mode()
+    def capture_ahead(self, kv: Tensor) -> None:
+        """On a GPU captures steps of the sizes that traffic begins with; writes nothing into kv."""
+        if self._recorded is not None and not isinstance(self._recorded, RecordedSteps):
+            self._recorded.capture_ahead(kv)
+
     def drop_recordings(self) -> None:
         """Gives up recorded steps, and with them the KV cache that they hold; to be called before it is dropped."""
         if self._recorded is not None:
@@ -74,14 +82,21 @@ class Decoder:
 
         Shapes: kv: [layers, 2, num_blocks, block_size, kv_heads, head_dim].
         """
-        if self._recorded is not None and (said := self._recorded.said(batch, kv)) is not None:
-            self.last_hidden = said.hidden
-            return said.logits
-        if isinstance(self._recorded, RecordedSteps):
-            self.last_hidden, logits = self._recorded.sampled(batch, kv)
-            return logits
-        batch = batch.to(self._stack.device)
-        return self.logits(self.hidden(batch, kv), batch.sample_rows)
+        said = None if self._recorded is None else self._recorded.said(batch, kv)
+        if said is None and isinstance(self._recorded, RecordedSteps):
+            said = self._recorded.sampled(batch, kv)
+        if said is None:
+            batch = batch.to(self._stack.device)
+            said = self._stack.said(batch, self._stack.plans(batch), kv, batch.sample_rows)
+        self.last_hidden, self._likeliest = said.hidden, said.likeliest
+        return said.logits
+
+    def likeliest(self) -> list[int] | None:
+        """The likeliest token of each row of the latest `forward`, -1 where logits are not finite; None: not known.
+
+        To be asked before the next one; it may tell of more rows. A captured step looks for them as it goes.
+        """
+        return None if self._likeliest is None else self._likeliest()
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,12 +111,14 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         """Logits of the asked rows alone, [num_rows, vocab]: the head is the largest matrix."""
+        self._likeliest = None
         x, residual = hidden
         if rows.shape[0] == 0:
             self.last_hidden = x[:0]
             return x.new_empty((0, self.config.vocab_size))
-        self.last_hidden, logits = self._stack.head(x[rows], residual[rows])
-        return logits
+        said = self._stack.head(x[rows], residual[rows])
+        self.last_hidden = said.hidden
+        return said.logits
 
 
 def _graph_steps(stack: DecoderStack) -> GraphSteps | None:

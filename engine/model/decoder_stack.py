@@ -41,6 +41,8 @@ class Said(NamedTuple):
 
     hidden: Tensor  # [num_rows, hidden]: the last normalisation's result, which Medusa heads read too
     logits: Tensor  # [num_rows, vocab]
+    # Waits for each row's likeliest token, -1 where there is none; None: they were not looked for
+    likeliest: Callable[[], list[int]] | None = None
 
 
 class DecoderStack:
@@ -52,7 +54,7 @@ class DecoderStack:
         self.device = weights.embedding.device
         cos, sin = rope_tables(config.rope, config.head_dim, num_positions)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
-        self._windows = tuple(dict.fromkeys(config.window_of(i) for i in range(config.num_layers)))
+        self.windows = tuple(dict.fromkeys(config.window_of(i) for i in range(config.num_layers)))
         self._rows_of: tuple[np.ndarray, ...] = ()  # the three tables, once a step wants few of their rows
         self.features: LayerFeatures | None = None  # what layers begin with is kept there, if anybody wants it
 
@@ -88,7 +90,7 @@ class DecoderStack:
         """What `plan` makes of a batch for each window that a layer has: as `plan_attention`, but for a device."""
         tensors = (batch.block_tables, batch.seq_lens, batch.query_starts)
         heads = {"num_heads": self.config.num_heads, "num_kv_heads": self.config.num_kv_heads}
-        return {window: plan(*tensors, **heads, sliding_window=window) for window in self._windows}
+        return {window: plan(*tensors, **heads, sliding_window=window) for window in self.windows}
 
     def layers_of(self, batch: Batch, kv: Tensor) -> tuple[Tensor, Tensor]:
         """`layers` of a batch, from its tokens on."""
@@ -142,6 +144,17 @@ class DecoderStack:
     def rest(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Of some rows of what is `attended`, what `layers` makes of them."""
         return self._behind_attention(out, residual, self.weights.layers[-1])
+
+    def said(
+        self, batch: Batch, plans: dict[int | None, AttentionPlan], kv: Tensor, sample_rows: Tensor | None
+    ) -> Said:
+        """Of the rows that are asked for, None being all: behind the last attention no other row matters."""
+        out, residual = self.attended(self.embed(batch), batch, plans, kv)
+        if sample_rows is not None:
+            out, residual = out.index_select(0, sample_rows), residual.index_select(0, sample_rows)
+        if not residual.shape[0]:
+            return Said(residual, residual.new_empty((0, self.config.vocab_size)))
+        return self.head(*self.rest(out, residual))
 
     def head(self, x: Tensor, residual: Tensor) -> Said:
         """The last normalisation and the product with the vocabulary, of [num_rows, hidden]."""

@@ -46,6 +46,7 @@ class MergeColumns(NamedTuple):
 
 ITEM, MERGE = ItemColumns(*range(8)), MergeColumns(*range(4))
 WHOLE = -1  # as a partial: this item is the only one for its queries
+_NO_ITEMS, _NO_MERGES = np.zeros((0, len(ITEM)), dtype=np.int32), np.zeros((0, len(MERGE)), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ class GpuAttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """A `TileGroup` whose tables are still on the host."""
+    """A `TileGroup` whose tables are still on the host; it may have no items."""
 
     rows: int
+    queries: int  # that a tile has room for
     items: np.ndarray
     merges: np.ndarray
     num_partials: int
@@ -85,7 +87,7 @@ class HostPlan:
     """The work of one batch, still on the host."""
 
     block_tables: np.ndarray  # [num_seqs, max_blocks], int32
-    groups: tuple[HostGroup, ...]
+    groups: tuple[HostGroup, HostGroup]  # of small and of large tiles
     num_tokens: int
     most_queries: int  # of one sequence
     has_chunks: bool  # whether a sequence's queries fill several tiles
@@ -93,12 +95,12 @@ class HostPlan:
 
     def placed(self, device: torch.device | str) -> GpuAttentionPlan:
         """The same on the device: one copy, which is not waited for."""
-        parts = [self.block_tables, *(part for group in self.groups for part in (group.items, group.merges))]
+        filled = [group for group in self.groups if len(group.items)]
+        parts = [self.block_tables, *(part for group in filled for part in (group.items, group.merges))]
         moved = iter(in_one_copy([torch.from_numpy(part) for part in parts], device))
         tables = next(moved)
         groups = tuple(
-            TileGroup(group.rows, next(moved), next(moved), group.num_partials, group.max_queries)
-            for group in self.groups
+            TileGroup(group.rows, next(moved), next(moved), group.num_partials, group.max_queries) for group in filled
         )
         return GpuAttentionPlan(tables, groups, self.num_tokens, self.sliding_window)
 
@@ -141,13 +143,12 @@ def plan_on_host(
         (large, np.flatnonzero(fits_large & ~fits_small), np.flatnonzero(~fits_large)),
     ):
         items, merges, num_partials = batch.split_items(split)
-        if whole is not None:
+        if whole is not None and len(whole):
             items = np.concatenate([items, batch.whole_items(whole, rows // head_rows)])
-        if len(items):
-            most = int(merges[:, MERGE.num_queries].max(initial=0))
-            groups.append(HostGroup(rows, items, merges, num_partials, most))
+        most = int(merges[:, MERGE.num_queries].max(initial=0))
+        groups.append(HostGroup(rows, rows // head_rows, items, merges, num_partials, most))
     most_queries, has_chunks = int(counts.max(initial=0)), not bool(fits_large.all())
-    return HostPlan(tables, tuple(groups), int(starts[-1]), most_queries, has_chunks, sliding_window)
+    return HostPlan(tables, (groups[0], groups[1]), int(starts[-1]), most_queries, has_chunks, sliding_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,27 +160,38 @@ class _Batch:
 
     def split_items(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Items of sequences of one tile each, merges of those that have several parts, and the number of partials."""
+        if not len(members):
+            return _NO_ITEMS, _NO_MERGES, 0
         lens, counts = self.lens[members], self.counts[members]
         first = self._first_keys(lens - counts)
         first_part = first // SPLIT
         parts = (lens - 1) // SPLIT - first_part + 1
+        if parts.max() == 1:
+            return self._items(members, np.maximum(first_part * SPLIT, first), lens), _NO_MERGES, 0
         is_split = parts > 1
         partial_ends = np.cumsum(np.where(is_split, parts, 0))
         first_partial = partial_ends - np.where(is_split, parts, 0)
         owner = np.repeat(np.arange(len(members)), parts)
         rank = np.arange(len(owner)) - (np.cumsum(parts) - parts)[owner]
         begin = (first_part[owner] + rank) * SPLIT
-        items = np.zeros((len(owner), len(ITEM)), dtype=np.int32)
-        items[:, ITEM.seq] = members[owner]
-        items[:, ITEM.first_row] = self.starts[members][owner]
-        items[:, ITEM.num_queries] = counts[owner]
-        items[:, ITEM.first_position] = (lens - counts)[owner]
-        items[:, ITEM.first_key] = np.maximum(begin, first[owner])
-        items[:, ITEM.end_key] = np.minimum(begin + SPLIT, lens[owner])
+        first_keys, end_keys = np.maximum(begin, first[owner]), np.minimum(begin + SPLIT, lens[owner])
+        items = self._items(members[owner], first_keys, end_keys)
         items[:, ITEM.partial] = np.where(is_split[owner], first_partial[owner] + rank, WHOLE)
         columns = MergeColumns(self.starts[members], counts, first_partial, parts)
         merges = np.stack(columns, axis=1)[is_split].astype(np.int32)
-        return items, merges, int(partial_ends[-1]) if len(members) else 0
+        return items, merges, int(partial_ends[-1])
+
+    def _items(self, owners: np.ndarray, first_keys: np.ndarray, end_keys: np.ndarray) -> np.ndarray:
+        """One for all queries of each owner, over a range of its keys."""
+        items = np.zeros((len(owners), len(ITEM)), dtype=np.int32)
+        items[:, ITEM.seq] = owners
+        items[:, ITEM.first_row] = self.starts[owners]
+        items[:, ITEM.num_queries] = self.counts[owners]
+        items[:, ITEM.first_position] = (self.lens - self.counts)[owners]
+        items[:, ITEM.first_key] = first_keys
+        items[:, ITEM.end_key] = end_keys
+        items[:, ITEM.partial] = WHOLE
+        return items
 
     def whole_items(self, members: np.ndarray, queries: int) -> np.ndarray:
         """One item for each `queries` queries of each sequence, those with most keys first."""

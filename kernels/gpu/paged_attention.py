@@ -73,6 +73,8 @@ def _attention_kernel(
     seq = tl.load(item + _SEQ).to(tl.int64)
     first_row = tl.load(item + _FIRST_ROW).to(tl.int64)
     num_queries = tl.load(item + _NUM_QUERIES)
+    if num_queries == 0:  # room that no batch needed (`fixed_plan.py`)
+        return
     first_position = tl.load(item + _FIRST_POSITION)
     first_key = tl.load(item + _FIRST_KEY)
     end_key = tl.load(item + _END_KEY)

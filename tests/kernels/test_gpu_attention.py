@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from kernels.gpu.attention_plan import KEY_ALIGN, plan_attention, plan_on_host
-from kernels.gpu.fixed_plan import room_for
+from kernels.gpu.fixed_plan import decoding_room, mixed_room
 from tests.fixtures.gpu_kernels import ON_DEVICES, TOLERANCE, Run, runner
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -147,14 +149,20 @@ def test_gpu_attention_does_not_depend_on_the_batch(run: Run, alone: int) -> Non
         ([(1100, 1), (1500, 1), (37, 1)], [(1100, 1)]),  # in parts, beside room for more sequences
         ([(900, 3), (40, 2)], [(520, 2), (3, 3)]),  # with tokens ahead
         ([(7, 1), (40, 1), (9, 1)], [(12, 1), (1, 1)]),
+        (
+            [(80, 71), (600, 1), (520, 9)],
+            [(37, 1), (60, 20), (530, 9), (1100, 1)],
+        ),  # chunks of prompts of both sizes of tiles
+        ([(80, 71), (600, 1)], [(44, 44)]),  # no small tile
+        ([(520, 9), (70, 50)], [(21, 1), (90, 70), (560, 16)]),  # a chunk's keys in parts
     ],
-    ids=["parts", "drafts", "short"],
+    ids=["parts", "drafts", "short", "mixed", "prompt", "tail of a prompt"],
 )
 def test_gpu_plan_with_room_gives_the_bits_of_the_batch_s_own(
     run: Run, before: list[tuple[int, int]], after: list[tuple[int, int]], window: int | None
 ) -> None:
     batch = Batch(after, 4, 2, 16, torch.float32)
-    rows, size = sum(queries for _, queries in after), 8
+    rows, size = sum(queries for _, queries in after), 8 if all(queries <= 3 for _, queries in after) else 96
     q = torch.cat([*batch.q, torch.full((size - rows, 4, 16), torch.nan)])
     first, second = (_arrangement(work, batch.tables) for work in (before, after))
     args = (q, batch.k_cache, batch.v_cache, first, second, size)
@@ -174,10 +182,27 @@ def _arrangement(work: list[tuple[int, int]], tables: torch.Tensor) -> tuple[tor
     return own, torch.tensor([length for length, _ in work], dtype=torch.int32), starts
 
 
-def test_gpu_plan_has_no_room_for_chunks_of_prompts_or_two_sizes_of_tiles() -> None:
+def test_gpu_plan_of_decoding_has_no_room_for_chunks_of_prompts_or_two_sizes_of_tiles() -> None:
     tables = torch.zeros((2, 80), dtype=torch.int32)
     heads = {"num_heads": 4, "num_kv_heads": 2}
     for work, wanted in (([(9, 1), (600, 1)], True), ([(9, 1), (90, 20)], False), ([(200, 100)], False)):
         _, lens, starts = _arrangement(work, tables)
         plan = plan_on_host(tables[: len(work)], lens, starts, **heads)
-        assert (room_for(plan, 4) is not None) == wanted, work
+        assert (decoding_room(plan, 4) is not None) == wanted, work
+
+
+def test_gpu_plans_of_batches_with_as_many_tokens_share_one_room() -> None:
+    draw, rooms = random.Random(2), set()
+    tables = torch.zeros((32, 128), dtype=torch.int32)
+    for _ in range(200):
+        rows = draw.randrange(1, 31)
+        chunks = [draw.randrange(20, 200) for _ in range(draw.randrange(1, 3))]
+        work = [(draw.randrange(2, 1000), 1) for _ in range(rows)] + [(n + draw.randrange(1500), n) for n in chunks]
+        _, lens, starts = _arrangement(work, tables)
+        plan = plan_on_host(tables[: len(work)], lens, starts, num_heads=32, num_kv_heads=8)
+        room = mixed_room(plan, 448)
+        for group, own in zip(plan.groups, room.groups, strict=True):
+            assert own is not None
+            assert (len(group.items), len(group.merges), group.max_queries) <= (own.items, own.merges, own.queries)
+        rooms.add(room)
+    assert len(rooms) == 1

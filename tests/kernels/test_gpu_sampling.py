@@ -71,6 +71,25 @@ def test_gpu_draws_over_several_blocks_of_the_vocabulary(run: Run) -> None:
     assert _tokens(run, logits, rows) == [drawn.token_id for drawn in sample(logits, rows)]
 
 
+@pytest.mark.parametrize("kind", ["spread", "tied"])
+def test_gpu_draws_from_rows_that_many_programs_share(run: Run, kind: str) -> None:
+    vocab = 40_000  # 20 parts; of equal scores the first ones stay, wherever they lie
+    logits = torch.randn((6, vocab), generator=torch.Generator().manual_seed(6)) * 2
+    if kind == "tied":
+        logits = logits.round()
+    rows = [
+        SampleRow(seed=1, top_k=3000, top_p=0.9),
+        SampleRow(seed=2, top_k=40),
+        SampleRow(temperature=0.0),
+        SampleRow(seed=3, top_p=0.5),
+        SampleRow(seed=4),
+        SampleRow(seed=5, top_p=0.95, min_p=0.02),
+    ]
+    expected = [drawn.token_id for drawn in sample(logits, rows)]
+    assert _tokens(run, logits, rows) == expected
+    assert _tokens(run, logits[3:4], rows[3:4]) == expected[3:4]
+
+
 def test_gpu_row_without_an_answer_is_none_and_its_neighbours_are_not(run: Run) -> None:
     logits = torch.randn((4, VOCAB), generator=torch.Generator().manual_seed(3))
     logits[0, 7], logits[1, 8], logits[2, 9] = torch.nan, torch.inf, -torch.inf
