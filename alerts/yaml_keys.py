@@ -1,6 +1,7 @@
 """Where a YAML document's keys stand, and which are given twice: YAML itself lets the last one win without a word.
 
-One walk for rules, trees, causes, pages, tenants and settings. Light: the gateway and the command line import it too.
+For rules, trees, causes, pages and policies. Tenants and settings are read by the same code in
+`fleetctl/kit/yaml_keys.py`: what the client imports must run without `alerts` (a test holds the two to each other).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from alerts.yaml_keys import REMEDY, read_keys
 from fleetctl.kit.errors import BadInputError
+from fleetctl.kit.yaml_keys import REMEDY, read_keys
 from fleetctl.settings.tree import Settings
 
 FLAG = "flag"

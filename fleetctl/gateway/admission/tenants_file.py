@@ -22,11 +22,11 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from alerts.yaml_keys import YamlKeys, dotted, read_keys
 from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook, TenantLimits
 from fleetctl.kit.api_key import digest_of, new_key, shown_id
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
+from fleetctl.kit.yaml_keys import YamlKeys, dotted, read_keys
 from fleetctl.priority_class import PriorityClass
 
 KEY_PREFIX = "flk-"
