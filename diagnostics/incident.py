@@ -23,6 +23,7 @@ MAX_TITLE_NAMES = 3  # of alerts beside the gravest, in a title
 HARMS_MOST = (
     "LLMWrongOutput",  # users believe what is wrong
     "LLMGatewayDown",  # nobody is served
+    "LLMGatewayAnswersByTurns",
     "LLMRequestsLostNow",
     "LLMNodeDown",
     "LLMCoreStuck",

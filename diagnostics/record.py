@@ -158,7 +158,7 @@ class Impact(_Record):
     gateways: int = 0  # that are scraped
     gateways_silent: int = 0  # of several: so many did not answer for longer than all of them together
     gateways_silent_s: float = 0.0  # the one that was silent longest: who asked it by its own address waited
-    waited_for_gateway: int = 0  # about so many waited at one that hung, and ended once it went on: they are counted
+    waited_for_gateway: int = 0  # about so many waited at one that hung until it went on; counted once they end
     why_not_counted: str = ""  # why requests, moved and lost are None
     # By node, the answers since its last right one to the known prompt; None: none was found wrong, empty: uncounted.
     maybe_wrong: dict[str, int] | None = None
@@ -207,7 +207,7 @@ class Impact(_Record):
         if count is None or self.arrivals_before_per_s is None:
             return f"no gateway answered for {gap} (how many came then is not known)"
         before = format_value(self.arrivals_before_per_s, "per_second")
-        waited = f"about {self.waited_for_gateway} waited, and ended once it went on" if self.waited_for_gateway else ""
+        waited = f"about {self.waited_for_gateway} waited until it went on" if self.waited_for_gateway else ""
         if count:
             later = f"; {waited}" if waited else ""
             words = f"{before} came before, for {gap}; counted by nobody"

@@ -207,6 +207,8 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
     is_same = bool(tally.gateway_starts) and not tally.has_started_anew
     late = waited_for_one(tally.gateway_requests, without, before) if is_same else 0
     none = found_none(tally.gateway_requests, without, before)
+    if is_same and none is not None:  # what it holds still came to it too
+        late += min(max(0, none - late), round(sum(tally.held.values())))
     silent, silent_s = silent_ones(tally.gateway_ups, tally.began_at - LOSS_LEAD_S)
     held = [count for node, count in tally.held.items() if node in tally.silent and node in concerned]
     return Impact(

@@ -254,10 +254,11 @@ def test_who_waited_at_a_gateway_that_hung_and_was_served_once_it_went_on_did_no
             continue
         started = 800.0 if at < 1000 or is_same else 1019.0
         store.append({"__name__": "process_start_time_seconds", "job": "llm-gateway"}, at, started)
-        served = at if at < 1000 else at - 25 if at == 1020 else at  # what waited ended within 5 s
+        served = at if at < 1000 else at - 25 if at == 1020 else at - 5  # most of what waited ended within 5 s
         store.append({"__name__": "gateway_requests_total", "outcome": "finished", "node": "a"}, at, float(served))
+        store.append({"__name__": "gateway_inflight_requests", "node": "a"}, at, 0.0 if at < 1000 else 5.0)
     impact = impact_of(INCIDENT, store, 0, 2000)
-    waited = "no gateway answered for 20 s (about 25 waited, and ended once it went on)"
+    waited = "no gateway answered for 20 s (about 25 waited until it went on)"
     assert impact.found_no_gateway == (0 if is_same else 25)
     assert (waited in impact_words(impact)) == is_same
     assert ("found no gateway that answered" in impact_words(impact)) != is_same
