@@ -49,6 +49,7 @@ class NodeConfig:
     runner: Literal["torch", "fake"] = "torch"
     dtype: str = "auto"
     quantization: Quantization | None = None
+    calibration: bool = False
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
     enforce_eager: bool = False
     num_threads: int | None = None
@@ -115,6 +116,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         choices=QUANTIZATIONS,
         help="round the matrices to so many bits at load, on a CPU, with a8 what they are multiplied with as well; "
         "default: as stored (a GGUF file's blocks stay so)",
+    )
+    model.add_argument(
+        "--calibration",
+        action="store_true",
+        help="int4 and w4a8 on a CPU: matrices make up for their rounding errors, on text that the model writes; the "
+        "first start takes longer, and what it found is kept",
     )
     model.add_argument(
         "--enforce-eager",
@@ -393,6 +400,7 @@ def config_from_args(args: argparse.Namespace) -> NodeConfig:
         runner=args.runner,
         dtype=args.dtype,
         quantization=args.quantization,
+        calibration=args.calibration,
         kv_cache_dtype=args.kv_cache_dtype,
         enforce_eager=args.enforce_eager,
         num_threads=args.num_threads,

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from engine.config import BadConfigError
-from kernels.quantization import QUANTIZATIONS
+from kernels.quantization import QUANTIZATIONS, is_compensated
 
 EXIT_GATE = 3  # it was compared, and is outside of a limit
 MAX_TOKENS = 4096
@@ -18,6 +18,7 @@ def add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `quality`."""
     parser.add_argument("model", metavar="DIR", help="directory or GGUF file that would be served")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="as it would be served with")
+    parser.add_argument("--calibration", action="store_true", help="as it would be served with")
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=("auto", "int8", "fp8"), help="as it would be served with"
     )
@@ -48,9 +49,11 @@ def quality(args: argparse.Namespace) -> int:
     own = Path(args.model)
     if args.reference is None and args.quantization is None and args.kv_cache_dtype == "auto":
         raise BadConfigError("nothing to compare: give --quantization, --kv-cache-dtype or --reference")
+    if args.calibration and not is_compensated(args.quantization):
+        raise BadConfigError("--calibration: it is of --quantization int4 and w4a8; leave it out")
     try:
         found = compare(
-            Candidate(own, args.dtype, args.quantization, args.kv_cache_dtype),
+            Candidate(own, args.dtype, args.quantization, args.kv_cache_dtype, args.calibration),
             Candidate(own if args.reference is None else Path(args.reference), args.dtype),
             _text("--text", args.text, "corpus.txt"),
             max_tokens=args.max_tokens,

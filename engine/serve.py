@@ -133,6 +133,7 @@ def core_config_of(config: NodeConfig, facts: ModelFacts) -> CoreConfig:
         runner=config.runner,
         dtype=config.dtype,
         quantization=config.quantization,
+        calibration=config.calibration,
         kv_cache_dtype=config.kv_cache_dtype,
         enforce_eager=config.enforce_eager,
         num_threads=config.num_threads,

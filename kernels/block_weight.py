@@ -172,14 +172,22 @@ def quantised(weight: Tensor, kind: Quantization) -> BlockWeight:
         scales = (blocks.abs().amax(-1) / INT8_MAX).half()
         codes = _rounded(blocks, scales).clamp(-INT8_MAX, INT8_MAX)
         return BlockWeight(kind, codes.to(torch.int8).flatten(1), scales)
+    codes, scales = four_bits(blocks)
+    kept = ROUNDED_INT4 if kind == "w4a8" else kind
+    return BlockWeight(kept, codes.add_(INT4_MID).to(torch.uint8).flatten(1), scales)
+
+
+def four_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes from -8 to 7, and of these codes the scale with the smallest squared error, as float16.
+
+    Shapes: blocks: [..., weights of a group], float32; codes: the same; scales: [...].
+    """
     lowest, highest = blocks.amin(-1), blocks.amax(-1)
     # The largest weight is the code -8, which has no positive twin.
     first = torch.where(-lowest > highest, lowest, highest) / -INT4_MID
     codes = _rounded(blocks, first).clamp_(-INT4_MID, INT4_MID - 1)
     # Of these codes the scale with the smallest squared error.
-    scales = (codes * blocks).sum(-1).div_(codes.square().sum(-1).clamp_(min=1.0)).half()
-    kept = ROUNDED_INT4 if kind == "w4a8" else kind
-    return BlockWeight(kept, codes.add_(INT4_MID).to(torch.uint8).flatten(1), scales)
+    return codes, (codes * blocks).sum(-1).div_(codes.square().sum(-1).clamp_(min=1.0)).half()
 
 
 def _rounded(blocks: Tensor, scales: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ def _start(
         golden=golden,
         num_host_blocks=model.limits.num_host_blocks,
         kv_cache_dtype=model.kv_cache_dtype,
+        rounding=model.rounding,
         kv_cache_bytes=model.kv_bytes,
     )
 

@@ -28,6 +28,7 @@ from engine.protocol.clock import SystemMonotonicClock
 from engine.protocol.core_config import CoreConfig
 from engine.text.grammar_compiler import GrammarCompiler
 from engine.text.tokenizer import load_tokenizer
+from kernels.quantization import is_compensated
 
 Progress = Callable[[str, float], None]
 
@@ -59,6 +60,7 @@ class LoadedRunner:
     grammars: GrammarCompiler
     kv_cache_dtype: str = "auto"
     kv_bytes: int = 0  # of memory that the KV cache may come to; 0: it has none
+    rounding: str | None = None  # hex digits of what calibration made of the weights; None: there was none
 
 
 def load_runner(config: CoreConfig, progress: Progress, progress_memory: memoryview | None = None) -> LoadedRunner:
@@ -174,6 +176,8 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         raise ValueError(
             f"--quantization {config.quantization}: a GPU rounds no inputs; give {instead}, or leave it out"
         )
+    if config.calibration and (device != "cpu" or not is_compensated(config.quantization)):
+        raise ValueError("--calibration: it is of --quantization int4 and w4a8 on a CPU; leave it out")
     _check_kv_dtype(config, device, dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     limits = limits_of(
@@ -198,6 +202,7 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
         device=device,
         dtype=dtype,
         quantization=config.quantization,
+        calibration=config.calibration,
         kv_cache_dtype=config.kv_cache_dtype,
         enforce_eager=config.enforce_eager,
         num_threads=config.num_threads or default_num_threads(weight_bytes(model.config, dtype)),
@@ -208,7 +213,9 @@ def _torch_model(config: CoreConfig, progress: Progress, progress_memory: memory
     )
     info = runner.info
     kept = info.kv_cache_dtype
-    return LoadedRunner(runner, limits, info.device, info.dtype, grammars, kept, kv_bytes=info.kv_bytes)
+    return LoadedRunner(
+        runner, limits, info.device, info.dtype, grammars, kept, kv_bytes=info.kv_bytes, rounding=info.rounding
+    )
 
 
 def _check_kv_dtype(config: CoreConfig, device: str, dtype: str) -> None:

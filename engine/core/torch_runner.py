@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.core.runner import NO_GRAMMARS, Slept, grammar_failure
 from engine.core.team_judge import TeamJudge
 from engine.model.batch import Batch, make_batch, why_not
+from engine.model.calibration import calibrate
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
 from engine.model.drafter import Wanted
@@ -88,6 +89,7 @@ class RunnerInfo:
     load_seconds: float
     warmup_seconds: float | None  # None before warm-up
     is_batch_invariant: bool | None  # None before warm-up, and where nothing promises it
+    rounding: str | None = None  # hex digits of what calibration made of the weights; None: there was none
 
 
 class ModelRunner:
@@ -103,6 +105,7 @@ class ModelRunner:
         device: str = "cpu",
         dtype: str = "auto",
         quantization: Quantization | None = None,
+        calibration: bool = False,
         kv_cache_dtype: KvCacheDtype = "auto",
         num_threads: int | None = None,
         progress: Progress | None = None,
@@ -114,8 +117,9 @@ class ModelRunner:
         """Loads the model and takes the memory of the KV cache.
 
         `dtype` "auto" is that of `auto_dtype`. `num_threads` is the process's, for CPU work. `eos_token_ids` None is
-        what the model says. `enforce_eager`: on a GPU no step is captured. `progress` is called with ("loading" or
-        "warming_up", 0 to 1). Raises BadModelError, DeviceError.
+        what the model says. `enforce_eager`: on a GPU no step is captured. `calibration`: of four bits on a
+        CPU. `progress` is called with ("loading", "calibrating" or "warming_up", 0 to 1). Raises BadModelError,
+        DeviceError.
         """
         started = time.perf_counter()
         if num_blocks < 1 or block_size < 1:
@@ -145,6 +149,8 @@ class ModelRunner:
                 quantization=quantization,
                 progress=self._progress,
             )
+            is_calibrated = calibration and self._device.type == "cpu"
+            self._rounding = calibrate(model, weights, self._progress) if is_calibrated else None
             self._kv_shape = (self._config.num_layers, 2, *shape)
             self._host_kv_shape = (self._config.num_layers, 2, num_host_blocks, *shape[1:])
             self._kv, self._host_kv = self._new_kv()
@@ -196,6 +202,7 @@ class ModelRunner:
             load_seconds=self._load_seconds,
             warmup_seconds=self._warmup_seconds,
             is_batch_invariant=self._decoder.is_batch_invariant,
+            rounding=self._rounding,
         )
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.model.batch import make_batch
+from engine.model.calibration import calibrate
 from engine.model.decoder import Decoder
 from engine.model.directory import BadModelError, ModelDir, open_model
 from engine.model.golden_tasks import GoldenTask, TaskScores, solved
@@ -40,6 +41,7 @@ class Candidate:
     dtype: str = "auto"
     quantization: Quantization | None = None
     kv_cache_dtype: KvCacheDtype = "auto"
+    calibration: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class _Model:
         weights = load_weights(
             model, dtype=self._dtype, device="cpu", quantization=candidate.quantization, progress=progress
         )
+        if candidate.calibration:
+            calibrate(model, weights, progress)
         self._config = model.config
         self._decoder = Decoder(model.config, weights, num_positions=min(WINDOW, model.config.max_position_embeddings))
         self._decoder.prepare()

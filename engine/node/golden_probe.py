@@ -75,7 +75,9 @@ class GoldenProbe:
 
     def on_ready(self, ready: CoreReady, max_tokens: int) -> None:
         """A core came up, with its own first answer. The very first one becomes what is expected."""
-        self._key = key_of(self._revision, ready.dtype, ready.device, ready.kv_cache_dtype, self._quantization)
+        self._key = key_of(
+            self._revision, ready.dtype, ready.device, ready.kv_cache_dtype, self._quantization, ready.rounding
+        )
         self._max_tokens = max_tokens
         self.pending_id = None
         self._started_at = time.monotonic()

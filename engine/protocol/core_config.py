@@ -20,6 +20,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # the stored one; on a CPU float32 where bfloat16 is slow
     quantization: Quantization | None = None  # what matrices are rounded to at load; None: as stored
+    calibration: bool = False  # of int4 and w4a8 on a CPU: errors of rounding are made up for
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"  # of keys and values; auto: `dtype`
     enforce_eager: bool = False  # on a GPU: no CUDA graphs
     num_threads: int | None = None  # None: one for each physical core, 1 for small models

@@ -103,9 +103,18 @@ class GoldenAnswerFile:
 
 
 def key_of(
-    revision: str | None, dtype: str, device: str, kv_cache_dtype: str = "auto", quantization: str | None = None
+    revision: str | None,
+    dtype: str,
+    device: str,
+    kv_cache_dtype: str = "auto",
+    quantization: str | None = None,
+    rounding: str | None = None,
 ) -> str:
-    """The key of an answer in the file: what the answer depends on. The revision says which model it is."""
+    """The key of an answer in the file: what the answer depends on. The revision says which model it is.
+
+    `rounding`: what calibration made of the weights. CPUs of two kinds may round otherwise, and are both right.
+    """
     rounded = "" if quantization is None else f"/{quantization}"
+    rounded += "" if rounding is None else f" {rounding}"
     kept = "" if kv_cache_dtype == "auto" else f"/kv {kv_cache_dtype}"
     return f"{revision or 'none'}/{dtype}/{device}{rounded}{kept}"

@@ -36,7 +36,7 @@ class StepKind(StrEnum):
 class LoadPhase(StrEnum):
     """What a core does before it is ready."""
 
-    LOADING = "loading"  # checksums, weights, KV cache
+    LOADING = "loading"  # checksums, weights, their calibration, KV cache
     WARMING_UP = "warming_up"  # kernels, the golden prompt
 
 
@@ -146,6 +146,7 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     golden: GoldenAnswer | None = None  # run to its last token before the core counts as ready
     num_host_blocks: int = 0  # for the KV of preempted sequences
     kv_cache_dtype: str = "auto"  # of keys and values: as `dtype`, or int8, fp8
+    rounding: str | None = None  # hex digits of what calibration made of the weights; None: there was none
     kv_cache_bytes: int = 0  # of memory, once all of its blocks have been used; 0: a simulated device has none
 
 
