@@ -313,7 +313,7 @@ def describe_incident(incident: Incident, output: Output = Output.table) -> None
                 else "",
             ),
             ("advice", diagnosis.title if diagnosis and not diagnosis.cause else ""),
-            *(verdict_fields(diagnosis) if diagnosis else ()),
+            *(verdict_fields(diagnosis, is_over=incident.resolved_at is not None) if diagnosis else ()),
             ("not known", ", ".join(diagnosis.not_known) if diagnosis else ""),
             ("post-mortem", incident.postmortem or ""),
             ("black box", incident.blackbox or ""),

@@ -15,10 +15,10 @@ def confidence_words(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.confidence}, {diagnosis.probability:.0%}".replace("%", " %")
 
 
-def verdict_fields(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """What stands below a cause; what there is nothing to say of is empty."""
+def verdict_fields(diagnosis: Diagnosis, *, is_over: bool = False) -> list[tuple[str, str]]:
+    """What stands below a cause; what there is nothing to say of is empty. `is_over`: nothing is waited for any more."""
     return [
-        ("not yet treated", diagnosis.awaits),
+        ("not yet treated", "" if is_over else diagnosis.awaits),
         ("and also", diagnosis.also or ""),
         ("or else", _runner_up(diagnosis)),
         ("tells apart", diagnosis.tells_apart),

@@ -182,6 +182,8 @@ def controller() -> Iterator[RecordedController]:
         opened_at=now - 7200,
         diagnosis=Diagnosis(tree="", cause=None, title="No tree explains LLMWrongOutput: take the node out first"),
     )
+    untreated = Diagnosis(tree="node", cause="node_down", title="node-3 is gone", awaits="only its scrapes fail")
+    over = make_incident(id="inc-4", status="resolved", resolved_at=now, diagnosis=untreated)
     labels = {"pool": "default", "tenant": "a"}
     alerts = [
         Alert(fingerprint=str(i), name=name, severity="page", state="firing", labels={**labels, "node": f"node-{i}"})
@@ -197,6 +199,8 @@ def controller() -> Iterator[RecordedController]:
         "/v1/runs/run-3": runs[2],
         "/v1/incidents": [make_incident(opened_at=now - 60), unexplained],
         "/v1/incidents/inc-2": unexplained,
+        "/v1/incidents/inc-3": make_incident(id="inc-3", diagnosis=untreated),
+        "/v1/incidents/inc-4": over,
         "/v1/alerts": alerts,
         "/v1/events": [entry],
         "/v1/traffic-rules": [rule],
@@ -448,6 +452,11 @@ def test_usage_errors_are_one_line_with_the_help_to_read(fleetctl: Run) -> None:
 def test_an_incident_without_a_cause_shows_what_to_do_instead(fleetctl: Run) -> None:
     _, out, _ = fleetctl("incident", "show", "inc-2")
     assert "take the node out first" in out
+
+
+def test_nothing_is_waited_for_in_an_incident_that_is_over(fleetctl: Run) -> None:
+    said = {name: "not yet treated" in fleetctl("incident", "show", name)[1] for name in ("inc-3", "inc-4")}
+    assert said == {"inc-3": True, "inc-4": False}
 
 
 def test_a_page_on_a_terminal_has_its_front_matter_as_fields(fleetctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
