@@ -16,7 +16,7 @@ def confidence_words(diagnosis: Diagnosis) -> str:
 
 
 def verdict_fields(diagnosis: Diagnosis, *, is_over: bool = False) -> list[tuple[str, str]]:
-    """What stands below a cause; what there is nothing to say of is empty. `is_over`: nothing is waited for any more."""
+    """What stands below a cause; of what is empty nothing is to be said. `is_over`: nothing is waited for any more."""
     return [
         ("not yet treated", "" if is_over else diagnosis.awaits),
         ("and also", diagnosis.also or ""),
