@@ -73,12 +73,12 @@ def test_gpu_draws_over_several_blocks_of_the_vocabulary(run: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["spread", "tied"])
 def test_gpu_draws_from_rows_that_many_programs_share(run: Run, kind: str) -> None:
-    vocab = 40_000  # 20 parts; of equal scores the first ones stay, wherever they lie
+    vocab = 9_000  # 5 parts; of equal scores the first ones stay, wherever they lie
     logits = torch.randn((6, vocab), generator=torch.Generator().manual_seed(6)) * 2
     if kind == "tied":
         logits = logits.round()
     rows = [
-        SampleRow(seed=1, top_k=3000, top_p=0.9),
+        SampleRow(seed=1, top_k=700, top_p=0.9),
         SampleRow(seed=2, top_k=40),
         SampleRow(temperature=0.0),
         SampleRow(seed=3, top_p=0.5),
