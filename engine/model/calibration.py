@@ -68,7 +68,8 @@ def calibrate(model: ModelDir, weights: DecoderWeights, progress: Progress = lam
     data, is_kept = read_calibration(path), True
     if data is not None:
         try:
-            layers = from_bytes(data, kind, len(weights.layers))
+            with one_thread():  # beside other work two would wait for each other, twenty times as long
+                layers = from_bytes(data, kind, len(weights.layers))
         except ValueError as error:
             log.warning("calibration_cache.damaged", path=str(path), reason=str(error), remedy="it is made again")
             data = None

@@ -121,7 +121,8 @@ def keep_calibration(path: Path | None, data: bytes) -> None:
 
 
 def _unpacked(codes: Tensor) -> Tensor:
-    return torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1)
+    wide = codes.to(torch.int16)  # whose bytes are two codes, the lower one first: in whole rows, not byte by byte
+    return (wide & 15 | (wide >> 4) << 8).view(torch.uint8)
 
 
 def _folder() -> Path | None:
