@@ -31,8 +31,8 @@ from fleetctl.controller.notifications.incident_notice import impact_words
                 slo_minutes=0.7,
                 gateway_ends=1,
             ),
-            "1 of 9 requests lost, about 11 more found no gateway that answered (4.14/s came before, for 2.7 s; counted by nobody),"
-            " p99 TTFT up to 4.0 s, beyond the promised 2.5 s (at the gateway), for 42 s in all",
+            "1 of 9 requests lost, about 11 more found no gateway that answered (4.14/s came before, for 2.7 s; "
+            "counted by nobody), p99 TTFT up to 4.0 s, beyond the promised 2.5 s (at the gateway), for 42 s in all",
         ),
         (
             Impact(why_not_counted="the gateway was not scraped before it began", p99_ttft_worst_s=0.03),
