@@ -107,9 +107,9 @@ class LocalProvider:
     def observe(self, name: str) -> ObservedInstance:
         """Whether the process runs is the kernel's answer, not a file's."""
         view = self._table.observe(name)
-        return ObservedInstance(
-            name, view.running, view.instance, view.url, view.exit_status, comes_back=None if view.running else False
-        )
+        has_ended = not view.running and view.started_at is not None
+        comes_back = False if has_ended else None  # nobody starts it unasked
+        return ObservedInstance(name, view.running, view.instance, view.url, view.exit_status, comes_back=comes_back)
 
     def read_logs(self, name: str, *, lines: int, after: str | None = None) -> LogChunk:
         """From the file that the process's stdout and stderr go to."""

@@ -230,5 +230,6 @@ def test_secrets_are_named_and_never_written_down(overlay: str) -> None:
 
 def test_the_rules_keep_their_templates_in_the_chart() -> None:
     (rule,) = [one for one in charted({"monitoring": EVERYTHING}) if one["metadata"]["name"] == "fleetctl-rules-node"]
-    texts = [each.get("annotations", {}).get("summary", "") for each in rule["spec"]["groups"][0]["rules"]]
+    rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    texts = [each.get("annotations", {}).get("summary", "") for each in rules]
     assert any("{{ $labels.node }}" in text for text in texts)
