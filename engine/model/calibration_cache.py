@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from engine.model.directory import ModelDir, sha256_of
 from kernels.block_weight import ROUNDED_INT4, BlockWeight, Kind
+from kernels.cache_files import cache_homes, write_whole
 from kernels.cpu.instructions import allowed
 from kernels.quantization import CompensatedKind
 
@@ -102,16 +102,7 @@ def keep_calibration(path: Path | None, data: bytes) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, data)
         others = [other for other in path.parent.glob(f"*{_ENDING}") if other != path]
         for other in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True)[KEPT_FILES:]:
             with suppress(FileNotFoundError):  # another process removes it too
@@ -126,10 +117,5 @@ def _unpacked(codes: Tensor) -> Tensor:
 
 
 def _folder() -> Path | None:
-    for name in ("CACHE_DIRECTORY", "XDG_CACHE_HOME"):
-        if parent := os.environ.get(name):
-            return Path(parent.partition(":")[0]) / "fleetctl" / "calibrated"
-    try:
-        return Path.home() / ".cache" / "fleetctl" / "calibrated"
-    except RuntimeError:  # a user without a home
-        return None
+    home = next(cache_homes(), None)
+    return None if home is None else home / "calibrated"

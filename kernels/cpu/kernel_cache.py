@@ -36,6 +36,8 @@ from numba.core import serialize
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 
+from kernels.cache_files import cache_homes, write_whole
+
 __all__ = ["KernelFile", "cache_folder", "is_complete", "mark_complete"]
 
 log = structlog.get_logger()
@@ -88,7 +90,7 @@ class KernelFile:
         data = serialize.dumps(compiled._reduce())
         path = folder / self._name(compiled.target_context)
         try:
-            _write_whole(path, hashlib.sha256(data).digest() + data)
+            write_whole(path, hashlib.sha256(data).digest() + data)
         except OSError as error:
             _say_unwritable(str(folder), str(error))
         finally:
@@ -175,20 +177,6 @@ def _bytes(path: Path) -> bytes | None:
         return b""
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Puts a file in place at once: who reads it meanwhile, or after a power loss, sees all of it or the one before."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 @lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
     """The folder, made and tried; None where nothing can be kept."""
@@ -213,13 +201,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(chosen) / own
         return
     yield _SOURCE / "__pycache__" / own
-    for name in ("CACHE_DIRECTORY", "XDG_CACHE_HOME"):
-        if parent := os.environ.get(name):
-            yield Path(parent.partition(":")[0]) / "fleetctl" / own
-    try:
-        yield Path.home() / ".cache" / "fleetctl" / own
-    except RuntimeError:  # a user without a home, as systemd's DynamicUser makes them
-        return
+    yield from (home / own for home in cache_homes())
 
 
 def _digest_of_sources() -> str:
