@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from alerts.yaml_keys import REMEDY, YamlKeys, read_keys
+from alerts.yaml_keys import REMEDY, YamlKeys, read_document
 
 MAX_FILE_BYTES = 256 * 1024  # content is read by people; a larger file is none
 
@@ -70,8 +70,7 @@ def read_content_file(path: Path) -> ContentFile:
     except (OSError, UnicodeDecodeError) as error:
         raise _bad(name, f"can't be read: {error}", "check its permissions and its encoding (UTF-8)") from error
     try:
-        keys = read_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        document = yaml.safe_load(text)
+        document, keys = read_document(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = " ".join(str(getattr(error, "problem", None) or error).split())

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from alerts.yaml_keys import REMEDY, YamlKeys, read_keys
+from alerts.yaml_keys import REMEDY, YamlKeys, read_document
 from runbooks.errors import BadInputError, BadPageError
 from runbooks.value import EXAMPLES, ValueType, check_value, parse_duration
 from runbooks.verb import Verify
@@ -98,8 +98,7 @@ def read_front_matter(file: str, text: str, first_line: int) -> FrontMatter:
     Raises BadPageError naming the line of the key that is wrong.
     """
     try:
-        keys = read_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        raw = yaml.safe_load(text)
+        raw, keys = read_document(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(file, first_line + (mark.line if mark else 0))

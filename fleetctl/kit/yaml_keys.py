@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -39,6 +39,19 @@ class YamlKeys:
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)
+
+
+def read_document(
+    text: str, loader_type: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = yaml.SafeLoader
+) -> tuple[Any, YamlKeys]:
+    """What a text says, None being nothing, and its keys: parsed once. Raises yaml.YAMLError, RecursionError."""
+    loader = loader_type(text)
+    try:
+        root = loader.get_single_node()
+        keys = read_keys(root)
+        return None if root is None else loader.construct_document(root), keys
+    finally:
+        loader.dispose()
 
 
 def read_keys(root: yaml.Node | None) -> YamlKeys:

@@ -17,7 +17,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
 from fleetctl.kit.errors import BadInputError
-from fleetctl.kit.yaml_keys import REMEDY, read_keys
+from fleetctl.kit.yaml_keys import REMEDY, read_document
 from fleetctl.settings.tree import Settings
 
 FLAG = "flag"
@@ -113,9 +113,7 @@ def _read_environment() -> dict[str, Any]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        twice = read_keys(yaml.compose(text, Loader=yaml.SafeLoader)).twice
-        tree = yaml.safe_load(text)
+        tree, keys = read_document(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror or error}", remedy="give an existing file to --config") from error
     except UnicodeDecodeError as error:
@@ -123,8 +121,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         told = " ".join(str(error).replace('in "<unicode string>", line', "in line").split())
         raise BadInputError(f"{path}: not YAML: {told}") from error
-    if twice:  # of two sections of one name the first would count for nothing
-        raise BadInputError(f"{path}:{twice[0].line}: {twice[0]}", remedy=REMEDY)
+    if keys.twice:  # of two sections of one name the first would count for nothing
+        raise BadInputError(f"{path}:{keys.twice[0].line}: {keys.twice[0]}", remedy=REMEDY)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

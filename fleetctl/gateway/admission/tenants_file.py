@@ -26,7 +26,7 @@ from fleetctl.gateway.admission.tenant import ANONYMOUS, Tenant, TenantBook, Ten
 from fleetctl.kit.api_key import digest_of, new_key, shown_id
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
-from fleetctl.kit.yaml_keys import YamlKeys, dotted, read_keys
+from fleetctl.kit.yaml_keys import YamlKeys, dotted, read_document
 from fleetctl.priority_class import PriorityClass
 
 KEY_PREFIX = "flk-"
@@ -167,13 +167,7 @@ def _read(path: Path) -> tuple[_File, YamlKeys]:
 def _parsed(text: str, path: Path) -> tuple[_File, YamlKeys]:
     """The file, and the line of each key and list entry by its path."""
     try:
-        loader = yaml.CSafeLoader(text)
-        try:
-            root = loader.get_single_node()
-            keys = read_keys(root)  # before merge keys are resolved
-            document = None if root is None else loader.construct_document(root)
-        finally:
-            loader.dispose()
+        document, keys = read_document(text, yaml.CSafeLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}" if mark is not None else ""
