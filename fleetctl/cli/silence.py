@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from alerts.errors import BadExpressionError
+from alerts.matcher import Matcher
 from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.moment import clock
@@ -102,15 +104,10 @@ def muted_now(silence: Silence, alerts: Sequence[Alert]) -> str:
 
 def _fits(silence: Silence, alert: Alert) -> bool:
     labels = {**alert.labels, "alertname": alert.name}
-    for matcher in silence.matchers:
-        value = labels.get(matcher.name, "")
-        try:
-            is_same = value == matcher.value if "~" not in matcher.op else bool(re.fullmatch(matcher.value, value))
-        except re.error:  # RE2's alone
-            return False
-        if is_same is matcher.op.startswith("!"):
-            return False
-    return True
+    try:
+        return all(Matcher(one.name, one.op, one.value).accepts(labels.get(one.name, "")) for one in silence.matchers)
+    except BadExpressionError:
+        return False
 
 
 def _show(silence: Silence, output: Output) -> None:
