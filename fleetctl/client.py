@@ -29,63 +29,39 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, Unre
 from fleetctl.kit.line_feed import split_lines
 from fleetctl.told_node import KnownNodes
 from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
-from fleetctl.wire import (
-    NO_CLAIM,
-    ActionRequest,
-    Alert,
-    AlertExplanation,
-    ApprovalRequest,
+from fleetctl.wire.alert import Alert, AlertExplanation
+from fleetctl.wire.audit import AuditCheck, AuditRow
+from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.chart import IncidentCharts
+from fleetctl.wire.content import ContentListing
+from fleetctl.wire.diagnosis import DiagnoseRequest, Diagnosis
+from fleetctl.wire.failure import Failure, FailureGroup, FailuresBy
+from fleetctl.wire.freeze import Freeze, FreezeRequest
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.held import HeldRequests, KvBlocks
+from fleetctl.wire.identity import NO_CLAIM, CallerInfo, MadeToken, TokenInfo, TokenRequest
+from fleetctl.wire.incident import (
     AssignRequest,
-    AuditCheck,
-    AuditRow,
-    AutoscalerPool,
-    AutoscalerRequest,
-    CallerInfo,
-    ContentListing,
-    DiagnoseRequest,
-    Diagnosis,
-    DrainReceipt,
-    Failure,
-    FailureGroup,
-    FailuresBy,
-    Freeze,
-    FreezeRequest,
-    Gateway,
-    Gpu,
-    GroupBy,
-    HeldRequests,
     Incident,
-    IncidentCharts,
     IncidentNote,
     IncidentSilenceRequest,
-    KvBlocks,
-    MadeToken,
-    Node,
-    NodeChanges,
-    NodeGroup,
-    NodePhase,
-    Notification,
-    Pool,
-    Receiver,
-    Revision,
-    Rollout,
-    RoutingTable,
-    Run,
-    RunbookInfo,
-    RunOrder,
-    RunRequest,
-    RunStatus,
     SeverityRequest,
-    Silence,
-    SilenceRequest,
-    Status,
-    TenantUse,
-    TimelineEntry,
-    TokenInfo,
-    TokenRequest,
-    VerbInfo,
     VerdictRequest,
 )
+from fleetctl.wire.node import Node, NodeChanges, NodePhase
+from fleetctl.wire.notification import Notification, Receiver
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RoutingTable
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, Run, RunOrder, RunRequest, RunStatus
+from fleetctl.wire.runbook import RunbookInfo, VerbInfo
+from fleetctl.wire.silence import Silence, SilenceRequest
+from fleetctl.wire.status import Status
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 __all__ = [
     "ActionRequest",

@@ -31,7 +31,7 @@ from fleetctl.node import INSTALL_ENGINE, missing_library
 from fleetctl.providers.found import FOUND
 from fleetctl.providers.process import ProcessTable, environment_without_settings, exclusive
 from fleetctl.settings.tree import Settings, read_token
-from fleetctl.wire import Node, NodePhase
+from fleetctl.wire.node import Node, NodePhase
 
 Tell = Callable[[str], None]
 

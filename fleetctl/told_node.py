@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from fleetctl.wire import DeepCheck, Gpu, Node, NodeChanges, Signal
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.node import DeepCheck, Node, NodeChanges, Signal
 
 Row = dict[str, Any]
 Path = tuple[str, ...]

@@ -28,7 +28,7 @@ Phase = Literal["do", "undo"]
 
 
 class RunStatus(StrEnum):
-    """The controller's `fleetctl.wire.RunStatus` has the same members."""
+    """The controller's `fleetctl.wire.run.RunStatus` has the same members."""
 
     PROPOSED = "proposed"  # waits for an approval
     APPROVED = "approved"  # will start; holds its target nodes from here on
@@ -280,7 +280,7 @@ class Run:
         return self.runbook, inputs, self.incident_id, self.dry_run, self.runbook == ACTION and self.title
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON; holds every field of `fleetctl.wire.Run` but `held` and `prediction`, made when somebody asks."""
+        """Plain JSON; holds every field of `fleetctl.wire.run.Run` but `held` and `prediction`, made when asked for."""
         return {
             "id": self.id,
             "runbook": self.runbook,

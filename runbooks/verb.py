@@ -199,7 +199,7 @@ class Verb:
         return " ".join(words)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON; holds every field of `fleetctl.wire.VerbInfo`."""
+        """Plain JSON; holds every field of `fleetctl.wire.runbook.VerbInfo`."""
         return {
             "name": self.name,
             "targets": [kind.value for kind in self.kinds],

@@ -18,9 +18,15 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, TypeAdapter
 
-from fleetctl import wire
 from fleetctl.controller.event_feed import MEDIA_TYPE, event_of
 from fleetctl.controller.nodes.node_feed import News, NodeFeed
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupLoad, GroupSignal
+from fleetctl.wire.identity import CallerInfo, TokenRole
+from fleetctl.wire.node import Node, NodePhase, Signal
+from fleetctl.wire.pool import Pool
+from fleetctl.wire.status import Status
+from fleetctl.wire.timeline import TimelineEntry
 
 SCRAPED_EVERY_S = 5.0
 NUM_EVENTS = 10_000
@@ -70,7 +76,7 @@ class Answers:
             case "/v1/status":
                 return self._status().model_dump_json().encode()
             case "/v1/identity":
-                return wire.CallerInfo(name="bench", role=wire.TokenRole.ADMIN, via="bench").model_dump_json().encode()
+                return CallerInfo(name="bench", role=TokenRole.ADMIN, via="bench").model_dump_json().encode()
             case "/v1/nodes":
                 return _listed([_node(number, scrape) for number in range(self._num_nodes)])
             case "/v1/pools":
@@ -94,8 +100,8 @@ class Answers:
                 return b"[]"
         return None
 
-    def _status(self) -> wire.Status:
-        return wire.Status(
+    def _status(self) -> Status:
+        return Status(
             version="bench",
             started_at=self._begun_at,
             epoch=1,
@@ -117,7 +123,7 @@ class Answers:
             after = max(after, last)
             time.sleep(0.2)
 
-    def nodes(self) -> list[wire.Node]:
+    def nodes(self) -> list[Node]:
         """Each as it is now."""
         now = self._now()
         scrape = int(now / SCRAPED_EVERY_S)
@@ -147,9 +153,9 @@ class Answers:
     def _last_seq(self) -> int:
         return NUM_EVENTS + int((self._now() - self._begun_at) / SCRAPED_EVERY_S)
 
-    def _event(self, seq: int) -> wire.TimelineEntry:
+    def _event(self, seq: int) -> TimelineEntry:
         at = self._begun_at + (seq - NUM_EVENTS) * SCRAPED_EVERY_S
-        return wire.TimelineEntry(seq=seq, at=at, kind="node.ready", text=f"{_name(seq % self._num_nodes)} is ready")
+        return TimelineEntry(seq=seq, at=at, kind="node.ready", text=f"{_name(seq % self._num_nodes)} is ready")
 
 
 async def _next(told: AsyncIterator[str]) -> str:
@@ -168,15 +174,15 @@ def _name(number: int) -> str:
     return f"node-{number:04}"
 
 
-def _node(number: int, scrape: int, age_s: float = 1.0) -> wire.Node:
-    def told(value: float) -> wire.Signal:
-        return wire.Signal(value=value * (1.0 + (number * 7 + scrape * 3) % 10 / 50), age_s=age_s)
+def _node(number: int, scrape: int, age_s: float = 1.0) -> Node:
+    def told(value: float) -> Signal:
+        return Signal(value=value * (1.0 + (number * 7 + scrape * 3) % 10 / 50), age_s=age_s)
 
-    card = wire.Gpu(node=_name(number), gpu="0", temperature_c=61.0, sm_clock_hz=1.41e9, throttled=[], faults=[])
-    return wire.Node(
+    card = Gpu(node=_name(number), gpu="0", temperature_c=61.0, sm_clock_hz=1.41e9, throttled=[], faults=[])
+    return Node(
         name=_name(number),
         url=f"http://10.0.0.1:{number}",
-        phase=wire.NodePhase.READY,
+        phase=NodePhase.READY,
         pool=f"pool-{number % ROW_POOLS}",
         model="llama",
         zone="abc"[number % 3],
@@ -202,10 +208,10 @@ def _node(number: int, scrape: int, age_s: float = 1.0) -> wire.Node:
     )
 
 
-def _pool(name: str, num_nodes: int) -> wire.Pool:
-    told = wire.GroupSignal(value=0.5, known=num_nodes, of=num_nodes)
-    load = wire.GroupLoad(running=told, waiting=told, kv_ratio=told, tokens_per_s=told, ttft_p95_s=told)
-    return wire.Pool(name=name, model="llama", wanted=num_nodes, nodes=num_nodes, ready=num_nodes, load=load)
+def _pool(name: str, num_nodes: int) -> Pool:
+    told = GroupSignal(value=0.5, known=num_nodes, of=num_nodes)
+    load = GroupLoad(running=told, waiting=told, kv_ratio=told, tokens_per_s=told, ttft_p95_s=told)
+    return Pool(name=name, model="llama", wanted=num_nodes, nodes=num_nodes, ready=num_nodes, load=load)
 
 
 def handler_of(answers: Answers, *, lists: bool = False) -> type[BaseHTTPRequestHandler]:

@@ -17,7 +17,7 @@ from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
-from fleetctl.wire import ActionRequest, Run, RunRequest, RunStatus, StepRecord
+from fleetctl.wire.run import ActionRequest, Run, RunRequest, RunStatus, StepRecord
 from runbooks.node_selector import LABELS
 from runbooks.target import TargetKind, written_forms
 from runbooks.verb import Option, Verb

@@ -24,7 +24,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError
 
 if TYPE_CHECKING:
     from alerts.review.explain import RuleView
-    from fleetctl.wire import Alert
+    from fleetctl.wire.alert import Alert
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from fleetctl.cli.output import (
 )
 from fleetctl.kit.errors import BadInputError, FleetctlError
 from fleetctl.kit.hash_chain import BrokenChain, ChainLink, follow_chain
-from fleetctl.wire import AuditCheck, AuditRow
+from fleetctl.wire.audit import AuditCheck, AuditRow
 
 COLUMNS = [
     Column("seq", lambda a: str(a.seq), right=True),

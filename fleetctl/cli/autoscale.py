@@ -27,7 +27,7 @@ from fleetctl.cli.output import (
     stdout,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
 
 BACKTEST_LIMIT_S = 600.0  # for one step of it
 

@@ -17,7 +17,7 @@ from fleetctl.kit.errors import BadInputError
 
 if TYPE_CHECKING:
     from fleetctl.controller.content.content import ContentProblem
-    from fleetctl.wire import ContentListing
+    from fleetctl.wire.content import ContentListing
 
 BUILT_IN = "built-in"
 _SOURCE_CHARS = 20

@@ -104,7 +104,7 @@ def whoami() -> str:
 
     A named token says it all: then nothing.
     """
-    from fleetctl.wire import NO_CLAIM, TOKEN_PREFIX
+    from fleetctl.wire.identity import NO_CLAIM, TOKEN_PREFIX
 
     if (current().settings().controller_token() or "").startswith(TOKEN_PREFIX):
         return NO_CLAIM

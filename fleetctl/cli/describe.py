@@ -32,20 +32,14 @@ from fleetctl.cli.record_columns import NOTIFICATION_COLUMNS
 from fleetctl.cli.rollout_words import show_rollout
 from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, money, percent, rate, value
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import (
-    DeepCheck,
-    DrainReceipt,
-    Gateway,
-    GatewayWorkers,
-    Handling,
-    Incident,
-    Node,
-    Pool,
-    Revision,
-    Rollout,
-    Run,
-    RunbookInfo,
-)
+from fleetctl.wire.gateway import Gateway, GatewayWorkers
+from fleetctl.wire.incident import Handling, Incident
+from fleetctl.wire.node import DeepCheck, Node
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.run import Run
+from fleetctl.wire.runbook import RunbookInfo
 
 REMEDIES = {
     Kind.zones: "fleetctl top zones -o wide",

@@ -12,7 +12,7 @@ from fleetctl.cli.context import call
 from fleetctl.cli.diagnose_past import PastOptions, diagnose_past, exit_code, print_diagnosis
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import DiagnoseRequest, Diagnosis
+from fleetctl.wire.diagnosis import DiagnoseRequest, Diagnosis
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ from fleetctl.cli.evidence_table import print_evidence
 from fleetctl.cli.output import DATA, Output, print_data, print_fields
 from fleetctl.cli.past_series import duration_s, moment, prometheus_rows, recorded_store, server_of
 from fleetctl.kit.errors import BadInputError, UnreachableError
-from fleetctl.wire import Diagnosis
+from fleetctl.wire.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
     from alerts.evaluation.rules import RuleGroup

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetctl.cli.moment import clock
-from fleetctl.wire import Diagnosis
+from fleetctl.wire.diagnosis import Diagnosis
 
 MAX_RULED_OUT = 6  # of the causes that are told; the JSON has all
 

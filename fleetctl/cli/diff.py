@@ -11,7 +11,7 @@ from fleetctl.cli.completion import complete_revision
 from fleetctl.cli.context import call
 from fleetctl.cli.describe import argument_text
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_table, stdout
-from fleetctl.wire import Revision
+from fleetctl.wire.pool import Revision
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

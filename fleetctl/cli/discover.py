@@ -10,7 +10,7 @@ import typer
 from fleetctl.cli.context import current
 from fleetctl.cli.output import DATA, Column, Output, OutputOption, print_data, print_rows, stderr
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import ListedNode
+from fleetctl.wire.discovery import ListedNode
 
 if TYPE_CHECKING:
     from fleetctl.discovery.inquiry import Answer

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from diagnostics.unanswered import counted, part_unanswered
 from fleetctl.cli.incident_columns import EVIDENCE_COLUMNS
 from fleetctl.cli.output import Output, print_rows, stdout
-from fleetctl.wire import Evidence
+from fleetctl.wire.diagnosis import Evidence
 
 _ORDER = {"for": 0, "against": 1, "": 2}
 

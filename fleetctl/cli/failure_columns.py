@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Mapping
 
 from fleetctl.cli.output import Column, seconds
-from fleetctl.wire import Failure, FailureGroup
+from fleetctl.wire.failure import Failure, FailureGroup
 
 
 def lasted(failure: Failure) -> str:

@@ -11,7 +11,10 @@ from fleetctl.cli.moment import clock, since_column, whole_seconds
 from fleetctl.cli.output import Column, count, number, ratio, seconds
 from fleetctl.cli.signal_columns import HIT, NODE_GPU, PREEMPT, load_columns, money, rate, signal_column
 from fleetctl.providers.spec import words_from_options
-from fleetctl.wire import Freeze, Gateway, NodeGroup, Pool
+from fleetctl.wire.freeze import Freeze
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.group import NodeGroup
+from fleetctl.wire.pool import Pool
 
 
 def _of_limit(title: str, kind: str, *, wide: bool = False) -> Column:

@@ -11,7 +11,8 @@ from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.fleet_columns import freeze_words
 from fleetctl.cli.kinds import NEWEST, VIEWS, Kind
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, stdout
-from fleetctl.wire import FreezeRequest, Run
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.run import Run
 
 
 def register(app: typer.Typer) -> None:

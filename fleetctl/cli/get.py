@@ -33,7 +33,7 @@ from fleetctl.cli.output import (
 )
 from fleetctl.cli.selector import Requirement, parse_selector, refuse_unknown_keys
 from fleetctl.kit.errors import BadInputError, UnreachableError
-from fleetctl.wire import FailuresBy
+from fleetctl.wire.failure import FailuresBy
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

@@ -11,7 +11,7 @@ import typer
 from fleetctl.cli.context import current
 from fleetctl.cli.output import Column, Output, OutputOption, print_rows
 from fleetctl.kit.errors import BadInputError, UnreachableError
-from fleetctl.wire import HostCommand, ListedUnit
+from fleetctl.wire.hosts import HostCommand, ListedUnit
 
 if TYPE_CHECKING:
     from fleetctl.providers.hosts.options import Place

@@ -23,7 +23,7 @@ from fleetctl.cli.output import (
     stdout,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import (
+from fleetctl.wire.incident import (
     AssignRequest,
     Incident,
     IncidentNote,

@@ -6,7 +6,9 @@ import datetime as dt
 
 from fleetctl.cli.moment import since_column
 from fleetctl.cli.output import Column, number, ratio, seconds
-from fleetctl.wire import NONE_ON_RECORD_S, Evidence, Incident, Run, RunStatus
+from fleetctl.wire.diagnosis import NONE_ON_RECORD_S, Evidence
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.run import Run, RunStatus
 
 
 def run_status(run: Run) -> str:

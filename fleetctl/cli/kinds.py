@@ -43,31 +43,25 @@ from fleetctl.cli.signal_columns import (
 )
 from fleetctl.kit.errors import BadInputError
 from fleetctl.traffic_rule import TrafficRule
-from fleetctl.wire import (
-    Alert,
-    DrainReceipt,
-    Failure,
-    FailuresBy,
-    Freeze,
-    Gateway,
-    Gpu,
-    GroupBy,
-    Incident,
-    Node,
-    NodeGroup,
-    NodePhase,
-    Notification,
-    Pool,
-    Revision,
-    Rollout,
-    Route,
-    Run,
-    RunbookInfo,
-    Silence,
-    TenantUse,
-    TimelineEntry,
-    TokenInfo,
-)
+from fleetctl.wire.alert import Alert
+from fleetctl.wire.failure import Failure, FailuresBy
+from fleetctl.wire.freeze import Freeze
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.identity import TokenInfo
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.notification import Notification
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import Route
+from fleetctl.wire.run import Run
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.silence import Silence
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

@@ -20,7 +20,7 @@ from fleetctl.settings.tree import Settings
 
 if TYPE_CHECKING:
     from fleetctl.stack import StackView
-    from fleetctl.wire import Node
+    from fleetctl.wire.node import Node
 
 T = TypeVar("T")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last when a terminal is closed

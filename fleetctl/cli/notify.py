@@ -10,7 +10,7 @@ from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.output import DATA, ListOutput, ListOutputOption, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.cli.record_columns import NOTIFICATION_COLUMNS, RECEIVER_COLUMNS
 from fleetctl.kit.errors import BadInputError, FleetctlError
-from fleetctl.wire import Notification, NotificationState, Receiver
+from fleetctl.wire.notification import Notification, NotificationState, Receiver
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

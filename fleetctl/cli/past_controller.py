@@ -11,9 +11,25 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fleetctl import wire
 from fleetctl.cli.past_impact import UNRECORDED, PastImpact
 from fleetctl.kit.errors import BadInputError, RefusedError
+from fleetctl.wire.alert import Alert, AlertExplanation, AlertState
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.autoscaler import AutoscalerPool
+from fleetctl.wire.chart import IncidentCharts
+from fleetctl.wire.group import GroupBy, GroupLoad, GroupSignal, NodeGroup
+from fleetctl.wire.held import HeldRequests, KvBlocks
+from fleetctl.wire.identity import CallerInfo, TokenRole
+from fleetctl.wire.incident import Incident, IncidentStatus
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.pool import Pool
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RoutingTable
+from fleetctl.wire.run import Run, RunStatus
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.status import Status
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 if TYPE_CHECKING:
     from diagnostics.blackbox import BlackBox
@@ -69,78 +85,78 @@ class PastController:
 
     # -- what is told -------------------------------------------------------------------------------------------
 
-    async def status(self) -> wire.Status:
+    async def status(self) -> Status:
         """As far as the recording shows it."""
         now, nodes = self.now(), self._nodes()
         alerts = self._alerts()
-        return wire.Status(
+        return Status(
             version=self._box.software,
             started_at=self.since,
             epoch=0,
             policy=UNKNOWN,
             now=now,
-            nodes_ready=sum(node.phase is wire.NodePhase.READY for node in nodes),
-            nodes_total=sum(node.phase is not wire.NodePhase.STOPPED for node in nodes),
-            firing=sum(alert.state is wire.AlertState.FIRING for alert in alerts),
-            open_incidents=sum(one.status is not wire.IncidentStatus.RESOLVED for one in self._incidents()),
+            nodes_ready=sum(node.phase is NodePhase.READY for node in nodes),
+            nodes_total=sum(node.phase is not NodePhase.STOPPED for node in nodes),
+            firing=sum(alert.state is AlertState.FIRING for alert in alerts),
+            open_incidents=sum(one.status is not IncidentStatus.RESOLVED for one in self._incidents()),
             loops={},
         )
 
-    async def caller(self) -> wire.CallerInfo:
+    async def caller(self) -> CallerInfo:
         """Nobody changes the past."""
-        return wire.CallerInfo(name="replay", role=wire.TokenRole.VIEWER, via="replay")
+        return CallerInfo(name="replay", role=TokenRole.VIEWER, via="replay")
 
-    async def nodes(self) -> list[wire.Node]:
+    async def nodes(self) -> list[Node]:
         """Those that were seen by then."""
         return self._nodes()
 
-    async def node(self, name: str) -> wire.Node:
+    async def node(self, name: str) -> Node:
         """Raises BadInputError when there was none."""
         found = next((node for node in self._nodes() if node.name == name), None)
         if found is None:
             raise BadInputError(f"no node {name} by then")
         return found
 
-    async def node_requests(self, name: str) -> wire.HeldRequests:
+    async def node_requests(self, name: str) -> HeldRequests:
         """Not recorded."""
-        return wire.HeldRequests(unknown=f"{UNRECORDED} what {name} held")
+        return HeldRequests(unknown=f"{UNRECORDED} what {name} held")
 
-    async def node_kv(self, name: str) -> wire.KvBlocks:
+    async def node_kv(self, name: str) -> KvBlocks:
         """Not recorded."""
-        return wire.KvBlocks(unknown=f"{UNRECORDED} what the KV cache of {name} was used for")
+        return KvBlocks(unknown=f"{UNRECORDED} what the KV cache of {name} was used for")
 
-    async def pools(self) -> list[wire.Pool]:
+    async def pools(self) -> list[Pool]:
         """Pools of those nodes; what was wanted of them is not recorded."""
-        nodes = [node for node in self._nodes() if node.phase is not wire.NodePhase.STOPPED]
-        pools: dict[str, list[wire.Node]] = {}
+        nodes = [node for node in self._nodes() if node.phase is not NodePhase.STOPPED]
+        pools: dict[str, list[Node]] = {}
         for node in nodes:
             pools.setdefault(node.pool, []).append(node)
         return [self._pool(name, members) for name, members in sorted(pools.items())]
 
-    async def groups(self, _: wire.GroupBy) -> list[wire.NodeGroup]:
+    async def groups(self, _: GroupBy) -> list[NodeGroup]:
         """Not made anew."""
         return []
 
-    async def alerts(self) -> list[wire.Alert]:
+    async def alerts(self) -> list[Alert]:
         """The incident's own, as they stood."""
         return self._alerts()
 
-    async def explain_alert(self, fingerprint: str) -> wire.AlertExplanation:
+    async def explain_alert(self, fingerprint: str) -> AlertExplanation:
         """Rules of then are not recorded."""
         raise BadInputError(f"{UNRECORDED} by which rule {fingerprint} was judged")
 
-    async def incidents(self, status: str | None = None, limit: int | None = None) -> list[wire.Incident]:
+    async def incidents(self, status: str | None = None, limit: int | None = None) -> list[Incident]:
         """The one of the file, once it had opened."""
         return [one.model_copy(update={"timeline": [], "diagnosis": None}) for one in self._incidents()]
 
-    async def incident(self, incident_id: str) -> wire.Incident:
+    async def incident(self, incident_id: str) -> Incident:
         """Raises BadInputError while it had not opened."""
         found = next((one for one in self._incidents() if one.id == incident_id), None)
         if found is None:
             raise BadInputError(f"no incident {incident_id} by then")
         return found.model_copy(update={"impact": await self._impact.words(self.now())})
 
-    async def incident_charts(self, incident_id: str, columns: int = 120) -> wire.IncidentCharts:
+    async def incident_charts(self, incident_id: str, columns: int = 120) -> IncidentCharts:
         """As its page draws them, up to now."""
         from diagnostics.record import Impact
         from fleetctl.controller.incidents.incident_charts import charts_view
@@ -156,31 +172,31 @@ class PastController:
         record = record.model_copy(update={"resolved_at": None}) if open_now else record
         return charts_view(IncidentReport(record, self._box.impact or Impact(), series, self.since, now), columns)
 
-    async def runbook(self, name: str) -> wire.RunbookInfo:
+    async def runbook(self, name: str) -> RunbookInfo:
         """Pages of then are not recorded."""
         raise BadInputError(f"{UNRECORDED} what the page {name} said then")
 
-    async def runs(self, incident_id: str | None = None, limit: int | None = None) -> list[wire.Run]:
+    async def runs(self, incident_id: str | None = None, limit: int | None = None) -> list[Run]:
         """Those of the incident and its place, as they stood."""
         return list(self._runs())
 
-    async def routing(self, after: int | None = None, wait_s: float = 0.0) -> wire.RoutingTable | None:
+    async def routing(self, after: int | None = None, wait_s: float = 0.0) -> RoutingTable | None:
         """Not recorded."""
         return None
 
-    async def tenants(self) -> list[wire.TenantUse]:
+    async def tenants(self) -> list[TenantUse]:
         """Not recorded."""
         return []
 
-    async def rollouts(self, pool: str | None = None) -> list[wire.Rollout]:
+    async def rollouts(self, pool: str | None = None) -> list[Rollout]:
         """Not recorded but as events."""
         return []
 
-    async def autoscaler(self) -> list[wire.AutoscalerPool]:
+    async def autoscaler(self) -> list[AutoscalerPool]:
         """Not recorded."""
         return []
 
-    async def audit(self, *, limit: int = 200) -> list[wire.AuditRow]:
+    async def audit(self, *, limit: int = 200) -> list[AuditRow]:
         """Not recorded."""
         return []
 
@@ -192,7 +208,7 @@ class PastController:
         samples = evaluate(expr, self._store, now)
         return {"at": now, "samples": [{"labels": one.labels, "value": one.value} for one in samples]}
 
-    async def newest_events(self, limit: int = 1000) -> list[wire.TimelineEntry]:
+    async def newest_events(self, limit: int = 1000) -> list[TimelineEntry]:
         """Up to that moment, of the incident and around it."""
         return self._events()[-limit:]
 
@@ -203,9 +219,9 @@ class PastController:
             yield one
         raise BadInputError("a recording does not tell what changes")
 
-    async def follow_events(self, after: int | None = None) -> AsyncIterator[wire.TimelineEntry]:
+    async def follow_events(self, after: int | None = None) -> AsyncIterator[TimelineEntry]:
         """None by themselves: the slider has everything read anew."""
-        nothing: tuple[wire.TimelineEntry, ...] = ()
+        nothing: tuple[TimelineEntry, ...] = ()
         for entry in nothing:
             yield entry
 
@@ -226,7 +242,7 @@ class PastController:
 
     # -- as it stood --------------------------------------------------------------------------------------------
 
-    def _nodes(self) -> list[wire.Node]:
+    def _nodes(self) -> list[Node]:
         from alerts.promql import evaluate
         from fleetctl.controller.signals.node_signals import signals_by_node
 
@@ -239,10 +255,10 @@ class PastController:
             labels = {
                 key: one.labels[key] for key in ("pool", "model", "engine", "zone", "revision") if key in one.labels
             }
-            found[name] = wire.Node(
+            found[name] = Node(
                 name=name,
                 url="",
-                phase=wire.NodePhase(one.labels["phase"]),
+                phase=NodePhase(one.labels["phase"]),
                 alerts=firing.get(name, []),
                 signal_age_s=min(
                     (s.age_s for s in signals.get(name, {}).values() if s.age_s is not None), default=None
@@ -255,23 +271,23 @@ class PastController:
     def _firing_by_node(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for alert in self._alerts():
-            if alert.state is wire.AlertState.FIRING:
+            if alert.state is AlertState.FIRING:
                 found.setdefault(alert.labels.get("node", ""), []).append(alert.name)
         return found
 
-    def _pool(self, name: str, members: list[wire.Node]) -> wire.Pool:
-        def told(values: list[float | None], fold: Callable[[list[float]], float]) -> wire.GroupSignal:
+    def _pool(self, name: str, members: list[Node]) -> Pool:
+        def told(values: list[float | None], fold: Callable[[list[float]], float]) -> GroupSignal:
             known = [value for value in values if value is not None and math.isfinite(value)]
-            return wire.GroupSignal(value=fold(known) if known else None, known=len(known), of=len(values))
+            return GroupSignal(value=fold(known) if known else None, known=len(known), of=len(values))
 
-        load = wire.GroupLoad(
+        load = GroupLoad(
             running=told([node.running.value for node in members], math.fsum),
             waiting=told([node.waiting.value for node in members], math.fsum),
             kv_ratio=told([node.kv_ratio.value for node in members], lambda known: math.fsum(known) / len(known)),
             tokens_per_s=told([node.tokens_per_s.value for node in members], math.fsum),
         )
-        ready = sum(node.phase is wire.NodePhase.READY for node in members)
-        return wire.Pool(
+        ready = sum(node.phase is NodePhase.READY for node in members)
+        return Pool(
             name=name,
             model=members[0].model,
             wanted=len(members),
@@ -281,7 +297,7 @@ class PastController:
             load=load,
         )
 
-    def _alerts(self) -> list[wire.Alert]:
+    def _alerts(self) -> list[Alert]:
         """Those that were at least pending by then and had not cleared."""
         now = self.now()
         found = []
@@ -290,21 +306,21 @@ class PastController:
             if not begun or min(begun) > now or (one.resolved_at is not None and one.resolved_at <= now):
                 continue
             fires = one.fired_at is not None and one.fired_at <= now
-            state = wire.AlertState.FIRING if fires else wire.AlertState.PENDING
+            state = AlertState.FIRING if fires else AlertState.PENDING
             values = one.model_dump() | {"state": state, "resolved_at": None}
-            found.append(wire.Alert.model_validate(values))
+            found.append(Alert.model_validate(values))
         return found
 
-    def _incidents(self) -> Iterator[wire.Incident]:
+    def _incidents(self) -> Iterator[Incident]:
         now, record = self.now(), self._box.incident
         if record.opened_at > now:
             return
         over = record.resolved_at is not None and record.resolved_at <= now
         runs = [run for run in self._runs() if run.incident_id == record.id]
-        acts = any(not run.status.is_terminal and run.status is not wire.RunStatus.PROPOSED for run in runs)
-        status = wire.IncidentStatus.RESOLVED if over else wire.IncidentStatus.OPEN
+        acts = any(not run.status.is_terminal and run.status is not RunStatus.PROPOSED for run in runs)
+        status = IncidentStatus.RESOLVED if over else IncidentStatus.OPEN
         values = record.model_dump(exclude={"handling", "around", "runs", "timeline", "diagnosis", "alerts"}) | {
-            "status": wire.IncidentStatus.MITIGATING if acts and not over else status,
+            "status": IncidentStatus.MITIGATING if acts and not over else status,
             "resolved_at": record.resolved_at if over else None,
             "imported_from": self._box.software,
             "diagnosis": self._diagnosis(now),
@@ -312,7 +328,7 @@ class PastController:
             "runs": [run.model_dump() for run in runs],
             "timeline": [entry.model_dump() for entry in self._events() if entry.incident_id == record.id],
         }
-        yield wire.Incident.model_validate(values)
+        yield Incident.model_validate(values)
 
     def _diagnosis(self, now: float) -> dict[str, Any] | None:
         """The verdict as it stood: the timeline has each one in full, and the record the last with what was read again
@@ -325,7 +341,7 @@ class PastController:
         final = record.diagnosis
         return final.model_dump() if final is not None and _said_at(final) <= now else None
 
-    def _runs(self) -> Iterator[wire.Run]:
+    def _runs(self) -> Iterator[Run]:
         """As they stood: the steps that had begun, and the status that follows from them."""
         now = self.now()
         for run in self._box.incident.runs:
@@ -337,15 +353,15 @@ class PastController:
                 values |= {"verification": "", "error": "", "updated_at": now}
                 values["steps"] = [_step_at(step, now) for step in values["steps"]]
                 begun = run.decided_at is not None and run.decided_at <= now
-                values["status"] = wire.RunStatus.RUNNING if begun else wire.RunStatus.PROPOSED
+                values["status"] = RunStatus.RUNNING if begun else RunStatus.PROPOSED
                 values["decided_by"] = run.decided_by if begun else None
-            yield wire.Run.model_validate(values)
+            yield Run.model_validate(values)
 
-    def _events(self) -> list[wire.TimelineEntry]:
+    def _events(self) -> list[TimelineEntry]:
         now, record = self.now(), self._box.incident
         told = [(entry, record.id) for entry in record.timeline] + [(entry, None) for entry in record.around]
         entries = [
-            wire.TimelineEntry.model_validate({**entry.model_dump(), "incident_id": of})
+            TimelineEntry.model_validate({**entry.model_dump(), "incident_id": of})
             for entry, of in told
             if entry.at <= now
         ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fleetctl.cli.moment import ago, clock
 from fleetctl.cli.output import Column
-from fleetctl.wire import Notification, Receiver, Rollout, TokenInfo
+from fleetctl.wire.identity import TokenInfo
+from fleetctl.wire.notification import Notification, Receiver
+from fleetctl.wire.rollout import Rollout
 
 
 def rollout_state(rollout: Rollout) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetctl.cli.moment import clock
 from fleetctl.cli.output import Column, Output, print_fields, print_rows, stdout
 from fleetctl.cli.record_columns import rollout_state
-from fleetctl.wire import Rollout, RolloutSignal
+from fleetctl.wire.rollout import Rollout, RolloutSignal
 
 
 def show_rollout(rollout: Rollout) -> None:

@@ -25,7 +25,8 @@ from fleetctl.cli.output import (
     visible,
 )
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import ApprovalRequest, Run, RunbookInfo, RunOrder, RunRequest
+from fleetctl.wire.run import ApprovalRequest, Run, RunOrder, RunRequest
+from fleetctl.wire.runbook import RunbookInfo
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

@@ -13,7 +13,7 @@ from fleetctl.cli.output import Column, ListOutput, ListOutputOption, count, pri
 from fleetctl.cli.plain_request import ask_json
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.traffic_rule import TrafficRule
-from fleetctl.wire import Gateway
+from fleetctl.wire.gateway import Gateway
 
 if TYPE_CHECKING:
     from fleetctl.client import ControllerClient

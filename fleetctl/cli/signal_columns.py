@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetctl.cli.output import Column, number, ratio, seconds
-from fleetctl.wire import GroupGpus, GroupLoad, GroupSignal, Node, Signal
+from fleetctl.wire.group import GroupGpus, GroupLoad, GroupSignal
+from fleetctl.wire.node import Node, Signal
 
 NOT_TOLD = frozenset({"gpus", "cost_per_hour", "cost_per_mtok"})  # of a load: not a node's own word
 STALE_S = 10.0

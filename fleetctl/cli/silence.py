@@ -17,7 +17,8 @@ from fleetctl.cli.moment import clock
 from fleetctl.cli.output import DATA, Output, OutputOption, print_data, print_rows, stdout
 from fleetctl.cli.record_columns import SILENCE_COLUMNS
 from fleetctl.kit.errors import BadInputError, FleetctlError
-from fleetctl.wire import Alert, AlertState, Silence, SilenceMatcher, SilenceRequest
+from fleetctl.wire.alert import Alert, AlertState
+from fleetctl.wire.silence import Silence, SilenceMatcher, SilenceRequest
 
 _MATCHER = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*(?:"((?:[^"\\]|\\.)*)"|([^"]*))\s*', re.DOTALL)
 

@@ -9,7 +9,7 @@ from fleetctl.cli.fleet_columns import freeze_words
 from fleetctl.cli.moment import ago, clock
 from fleetctl.cli.output import Column, Output, OutputOption, print_data, print_fields, print_rows, seconds, stdout
 from fleetctl.traffic_rule import TrafficRule
-from fleetctl.wire import Status
+from fleetctl.wire.status import Status
 
 MAX_PROBLEMS = 5
 COLUMNS = [

@@ -21,7 +21,7 @@ from fleetctl.cli.output import (
     stdout,
 )
 from fleetctl.cli.record_columns import TOKEN_COLUMNS
-from fleetctl.wire import TokenRequest, TokenRole
+from fleetctl.wire.identity import TokenRequest, TokenRole
 
 
 def register(app: typer.Typer) -> None:

@@ -24,7 +24,7 @@ from fleetctl.kit.clock import Clock
 from fleetctl.kit.hash_chain import BrokenChain, ChainLink, follow_chain, meets_head, next_hash
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.settings.controller import AuditSettings
-from fleetctl.wire import AuditCheck, AuditRow
+from fleetctl.wire.audit import AuditCheck, AuditRow
 from runbooks.journal import EXECUTOR, AuditEntry
 from runbooks.run import Run
 

@@ -102,7 +102,7 @@ from fleetctl.providers.cost import NodeCosts
 from fleetctl.providers.found import FOUND, FoundNodes
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.providers import KUBERNETES, LOCAL, Providers
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import ACTIVE, Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 
 ALIVE_EVERY_S = 15.0
 RETRY_MS = 2000

@@ -38,9 +38,7 @@ from fleetctl.controller.http_edge import (
 )
 from fleetctl.controller.openapi import document
 from fleetctl.settings.controller import ControllerSettings
-from fleetctl.wire import (
-    TokenRole,
-)
+from fleetctl.wire.identity import TokenRole
 
 WEBHOOK_PATHS = (WEBHOOK_PATH, f"{WEBHOOK_PATH}/")  # a redirect would not be followed with its body
 

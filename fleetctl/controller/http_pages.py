@@ -19,10 +19,25 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetctl import wire
 from fleetctl.controller.http_edge import int_param
 from fleetctl.kit.errors import BadInputError
 from fleetctl.traffic_rule import TrafficRule
+from fleetctl.wire.alert import Alert
+from fleetctl.wire.autoscaler import AutoscalerPool
+from fleetctl.wire.failure import Failure, FailureGroup
+from fleetctl.wire.freeze import Freeze
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import NodeGroup
+from fleetctl.wire.identity import TokenInfo
+from fleetctl.wire.node import Node
+from fleetctl.wire.notification import Receiver
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RouteSignals
+from fleetctl.wire.runbook import RunbookInfo, VerbInfo
+from fleetctl.wire.silence import Silence
+from fleetctl.wire.tenant import TenantUse
 
 MAX_PAGE = 1000  # rows that one answer has where `limit` asks for more
 MAX_ROWS = 10_000  # of an answer to somebody who asks for no page
@@ -34,26 +49,26 @@ M = TypeVar("M", bound=BaseModel)
 
 # How a list that is not in the database is ordered in pages: by what does not change of a row.
 _ORDERS: Mapping[type[BaseModel], Callable[[Any], Key]] = {
-    wire.Node: lambda row: (row.name,),
-    wire.NodeGroup: lambda row: (row.name,),
-    wire.Gpu: lambda row: (row.node, row.gpu),
-    wire.Failure: lambda row: (-row.at, row.id),
-    wire.FailureGroup: lambda row: (row.name,),
-    wire.Pool: lambda row: (row.name,),
-    wire.AutoscalerPool: lambda row: (row.pool,),
-    wire.Revision: lambda row: (-(row.created_at or 0.0), row.id),
-    wire.Rollout: lambda row: (-row.started_at, row.id),
-    wire.Gateway: lambda row: (row.name,),
-    wire.Receiver: lambda row: (row.name,),
-    wire.TenantUse: lambda row: (row.tenant,),
-    wire.Alert: lambda row: (row.name, row.fingerprint),
-    wire.RunbookInfo: lambda row: (row.name,),
-    wire.VerbInfo: lambda row: (row.name,),
-    wire.RouteSignals: lambda row: (row.node,),
+    Node: lambda row: (row.name,),
+    NodeGroup: lambda row: (row.name,),
+    Gpu: lambda row: (row.node, row.gpu),
+    Failure: lambda row: (-row.at, row.id),
+    FailureGroup: lambda row: (row.name,),
+    Pool: lambda row: (row.name,),
+    AutoscalerPool: lambda row: (row.pool,),
+    Revision: lambda row: (-(row.created_at or 0.0), row.id),
+    Rollout: lambda row: (-row.started_at, row.id),
+    Gateway: lambda row: (row.name,),
+    Receiver: lambda row: (row.name,),
+    TenantUse: lambda row: (row.tenant,),
+    Alert: lambda row: (row.name, row.fingerprint),
+    RunbookInfo: lambda row: (row.name,),
+    VerbInfo: lambda row: (row.name,),
+    RouteSignals: lambda row: (row.node,),
     TrafficRule: lambda row: (row.made_at, row.id),
-    wire.Freeze: lambda row: (row.made_at, row.id),
-    wire.TokenInfo: lambda row: (row.name, row.created_at, row.id),
-    wire.Silence: lambda row: (("active", "pending", "expired").index(row.state), row.ends_at, row.id),
+    Freeze: lambda row: (row.made_at, row.id),
+    TokenInfo: lambda row: (row.name, row.created_at, row.id),
+    Silence: lambda row: (("active", "pending", "expired").index(row.state), row.ends_at, row.id),
 }
 
 

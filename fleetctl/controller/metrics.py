@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from fleetctl.controller.loops import Loops
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import FailureKind
+from fleetctl.wire.failure import FailureKind
 from runbooks.run import Run
 
 _TURN_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)

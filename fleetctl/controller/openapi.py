@@ -15,10 +15,44 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from fleetctl import wire
 from fleetctl.controller.http_edge import ApiRoute
 from fleetctl.kit.version import software_version
 from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
+from fleetctl.wire.alert import Alert, AlertExplanation
+from fleetctl.wire.audit import AuditCheck, AuditRow
+from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.chart import IncidentCharts
+from fleetctl.wire.content import ContentListing
+from fleetctl.wire.diagnosis import DiagnoseRequest, Diagnosis
+from fleetctl.wire.failure import Failure, FailureGroup, FailuresBy
+from fleetctl.wire.freeze import Freeze, FreezeRequest
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.held import HeldRequests, KvBlocks
+from fleetctl.wire.identity import CallerInfo, MadeToken, TokenInfo, TokenRequest, TokenRole
+from fleetctl.wire.incident import (
+    AssignRequest,
+    Incident,
+    IncidentNote,
+    IncidentSilenceRequest,
+    IncidentStatus,
+    SeverityRequest,
+    VerdictRequest,
+)
+from fleetctl.wire.node import Node
+from fleetctl.wire.notification import Notification, Receiver, ReceiverTest
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.problem import Problem
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RouteSignals, RoutingTable
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, CancelRequest, Run, RunOrder, RunRequest
+from fleetctl.wire.runbook import RunbookInfo, VerbInfo
+from fleetctl.wire.silence import Silence, SilenceRequest
+from fleetctl.wire.status import Status
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 REF = "#/components/schemas/{model}"
 TEXT, FILE, EVENTS = "text/plain", "application/gzip", "text/event-stream"
@@ -100,98 +134,96 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/health/leader"): _one("Whether this controller leads", ANY),
     ("GET", "/metrics"): _one("Prometheus text", TEXT),
     ("GET", "/openapi.json"): _one("This document", ANY),
-    ("GET", "/v1/status"): _one("How the controller is, and whom it reaches", wire.Status),
-    ("GET", "/v1/identity"): _one("Whom it takes you for", wire.CallerInfo),
-    ("GET", "/v1/tokens"): _all("Named tokens, without the tokens", wire.TokenInfo),
-    ("POST", "/v1/tokens"): _do("Make a token, told this once", wire.MadeToken, wire.TokenRequest, makes=True),
-    ("DELETE", "/v1/tokens/{name}"): _do("End a token", wire.TokenInfo),
-    ("GET", "/v1/nodes"): _all("Every node with its signals", wire.Node),
-    ("GET", "/v1/nodes/{name}"): _one("One node", wire.Node),
+    ("GET", "/v1/status"): _one("How the controller is, and whom it reaches", Status),
+    ("GET", "/v1/identity"): _one("Whom it takes you for", CallerInfo),
+    ("GET", "/v1/tokens"): _all("Named tokens, without the tokens", TokenInfo),
+    ("POST", "/v1/tokens"): _do("Make a token, told this once", MadeToken, TokenRequest, makes=True),
+    ("DELETE", "/v1/tokens/{name}"): _do("End a token", TokenInfo),
+    ("GET", "/v1/nodes"): _all("Every node with its signals", Node),
+    ("GET", "/v1/nodes/{name}"): _one("One node", Node),
     ("GET", "/v1/nodes/{name}/logs"): _one(
         "The last lines that it wrote", TEXT, query={"lines": _COUNT, "follow": _enum(["true", "false", "1", "0"])}
     ),
-    ("GET", "/v1/nodes/{name}/requests"): _one("What it holds", wire.HeldRequests),
-    ("GET", "/v1/nodes/{name}/kv"): _one("What its KV cache is used for", wire.KvBlocks),
-    ("GET", "/v1/groups"): _all("Nodes by pool, zone, model or revision", wire.NodeGroup, by=_enum(wire.GroupBy)),
-    ("GET", "/v1/gpus"): _all("Every card", wire.Gpu),
-    ("GET", "/v1/failures"): _all("Failures of nodes", wire.Failure, since=_SECONDS),
-    ("GET", "/v1/failures/groups"): _all(
-        "Failures counted", wire.FailureGroup, by=_enum(wire.FailuresBy), since=_SECONDS
-    ),
-    ("GET", "/v1/pools"): _all("Every pool", wire.Pool),
-    ("GET", "/v1/pools/{name}"): _one("One pool", wire.Pool),
-    ("GET", "/v1/autoscaler"): _all("What the autoscaler says of each pool", wire.AutoscalerPool),
-    ("POST", "/v1/autoscaler/{pool}"): _do("Set a pool's limits", wire.AutoscalerPool, wire.AutoscalerRequest),
-    ("GET", "/v1/revisions"): _all("Every revision", wire.Revision),
-    ("GET", "/v1/revisions/{id}"): _one("One revision", wire.Revision),
-    ("GET", "/v1/rollouts"): _all("Rollouts, the newest first", wire.Rollout, pool=_TEXT),
-    ("GET", "/v1/rollouts/{id}"): _one("One rollout", wire.Rollout),
-    ("GET", "/v1/gateways"): _all("Every gateway", wire.Gateway),
-    ("GET", "/v1/gateways/{name}"): _one("One gateway", wire.Gateway),
-    ("GET", "/v1/tenants"): _all("Tenants of the gateways", wire.TenantUse),
-    ("GET", "/v1/alerts"): _all("Alerts that are not clear", wire.Alert),
-    ("GET", "/v1/alerts/{fingerprint}/explanation"): _one("An alert's rule in parts", wire.AlertExplanation),
-    ("GET", "/v1/incidents"): _all("Incidents, the newest first", wire.Incident, status=_enum(wire.IncidentStatus)),
-    ("POST", "/v1/incidents"): _do("Take an incident's file in", wire.Incident, FILE, query=_BY, makes=True),
-    ("GET", "/v1/incidents/{id}"): _one("One incident", wire.Incident),
+    ("GET", "/v1/nodes/{name}/requests"): _one("What it holds", HeldRequests),
+    ("GET", "/v1/nodes/{name}/kv"): _one("What its KV cache is used for", KvBlocks),
+    ("GET", "/v1/groups"): _all("Nodes by pool, zone, model or revision", NodeGroup, by=_enum(GroupBy)),
+    ("GET", "/v1/gpus"): _all("Every card", Gpu),
+    ("GET", "/v1/failures"): _all("Failures of nodes", Failure, since=_SECONDS),
+    ("GET", "/v1/failures/groups"): _all("Failures counted", FailureGroup, by=_enum(FailuresBy), since=_SECONDS),
+    ("GET", "/v1/pools"): _all("Every pool", Pool),
+    ("GET", "/v1/pools/{name}"): _one("One pool", Pool),
+    ("GET", "/v1/autoscaler"): _all("What the autoscaler says of each pool", AutoscalerPool),
+    ("POST", "/v1/autoscaler/{pool}"): _do("Set a pool's limits", AutoscalerPool, AutoscalerRequest),
+    ("GET", "/v1/revisions"): _all("Every revision", Revision),
+    ("GET", "/v1/revisions/{id}"): _one("One revision", Revision),
+    ("GET", "/v1/rollouts"): _all("Rollouts, the newest first", Rollout, pool=_TEXT),
+    ("GET", "/v1/rollouts/{id}"): _one("One rollout", Rollout),
+    ("GET", "/v1/gateways"): _all("Every gateway", Gateway),
+    ("GET", "/v1/gateways/{name}"): _one("One gateway", Gateway),
+    ("GET", "/v1/tenants"): _all("Tenants of the gateways", TenantUse),
+    ("GET", "/v1/alerts"): _all("Alerts that are not clear", Alert),
+    ("GET", "/v1/alerts/{fingerprint}/explanation"): _one("An alert's rule in parts", AlertExplanation),
+    ("GET", "/v1/incidents"): _all("Incidents, the newest first", Incident, status=_enum(IncidentStatus)),
+    ("POST", "/v1/incidents"): _do("Take an incident's file in", Incident, FILE, query=_BY, makes=True),
+    ("GET", "/v1/incidents/{id}"): _one("One incident", Incident),
     ("GET", "/v1/incidents/{id}/postmortem"): _one(
         "Its post-mortem", "text/markdown", query={"format": _enum(["md", "html"])}
     ),
     ("GET", "/v1/incidents/{id}/blackbox"): _one("Its file", FILE),
-    ("GET", "/v1/incidents/{id}/charts"): _one("Its series", wire.IncidentCharts, query={"columns": _COUNT}),
-    ("POST", "/v1/incidents/{id}/acknowledgement"): _do("Somebody saw it", wire.Incident, wire.IncidentNote),
-    ("POST", "/v1/incidents/{id}/assignment"): _do("It is somebody's", wire.Incident, wire.AssignRequest),
-    ("POST", "/v1/incidents/{id}/comments"): _do("A line on its timeline", wire.Incident, wire.IncidentNote),
-    ("POST", "/v1/incidents/{id}/severity"): _do("How grave it is", wire.Incident, wire.SeverityRequest),
-    ("POST", "/v1/incidents/{id}/silence"): _do("Silence its alerts", wire.Incident, wire.IncidentSilenceRequest),
-    ("POST", "/v1/incidents/{id}/verdict"): _do("Its verdict was wrong", wire.Incident, wire.VerdictRequest),
+    ("GET", "/v1/incidents/{id}/charts"): _one("Its series", IncidentCharts, query={"columns": _COUNT}),
+    ("POST", "/v1/incidents/{id}/acknowledgement"): _do("Somebody saw it", Incident, IncidentNote),
+    ("POST", "/v1/incidents/{id}/assignment"): _do("It is somebody's", Incident, AssignRequest),
+    ("POST", "/v1/incidents/{id}/comments"): _do("A line on its timeline", Incident, IncidentNote),
+    ("POST", "/v1/incidents/{id}/severity"): _do("How grave it is", Incident, SeverityRequest),
+    ("POST", "/v1/incidents/{id}/silence"): _do("Silence its alerts", Incident, IncidentSilenceRequest),
+    ("POST", "/v1/incidents/{id}/verdict"): _do("Its verdict was wrong", Incident, VerdictRequest),
     ("GET", "/v1/events"): _all(
         "The timeline",
-        wire.TimelineEntry,
+        TimelineEntry,
         **{"after": _COUNT, "wait_s": _WAIT, "newest": _COUNT, "since": _SECONDS},
         **dict.fromkeys(("kind", "node", "run_id", "incident_id"), _TEXT),
     ),
     ("GET", "/v1/events/stream"): _one("The timeline as it goes on", EVENTS, query={"after": _COUNT}),
     ("GET", "/v1/events/nodes"): _one("The nodes, then what changes of them", EVENTS, query={"after": _TEXT}),
-    ("GET", "/v1/runbooks"): _all("Every runbook", wire.RunbookInfo),
-    ("GET", "/v1/runbooks/{name}"): _one("One runbook with its page", wire.RunbookInfo),
-    ("GET", "/v1/runs"): _all("Runs, the newest first", wire.Run, incident_id=_TEXT),
-    ("POST", "/v1/runs"): _do("Start a runbook", wire.Run, wire.RunRequest, makes=True),
-    ("GET", "/v1/runs/{id}"): _one("One run with its steps", wire.Run),
-    ("POST", "/v1/runs/{id}/approval"): _do("Approve or deny", wire.Run, wire.ApprovalRequest),
-    ("POST", "/v1/runs/{id}/cancel"): _do("Stop before the next step", wire.Run, wire.CancelRequest),
-    ("POST", "/v1/runs/{id}/pause"): _do("Pause before the next step", wire.Run, wire.RunOrder),
-    ("POST", "/v1/runs/{id}/resume"): _do("Go on", wire.Run, wire.RunOrder),
-    ("POST", "/v1/runs/{id}/skip"): _do("Skip a step", wire.Run, wire.RunOrder),
-    ("POST", "/v1/actions"): _do("Carry out one command", wire.Run, wire.ActionRequest, makes=True),
-    ("GET", "/v1/verbs"): _all("Commands that it carries out", wire.VerbInfo),
-    ("POST", "/v1/diagnose"): _do("Say what is wrong there now", wire.Diagnosis, wire.DiagnoseRequest),
+    ("GET", "/v1/runbooks"): _all("Every runbook", RunbookInfo),
+    ("GET", "/v1/runbooks/{name}"): _one("One runbook with its page", RunbookInfo),
+    ("GET", "/v1/runs"): _all("Runs, the newest first", Run, incident_id=_TEXT),
+    ("POST", "/v1/runs"): _do("Start a runbook", Run, RunRequest, makes=True),
+    ("GET", "/v1/runs/{id}"): _one("One run with its steps", Run),
+    ("POST", "/v1/runs/{id}/approval"): _do("Approve or deny", Run, ApprovalRequest),
+    ("POST", "/v1/runs/{id}/cancel"): _do("Stop before the next step", Run, CancelRequest),
+    ("POST", "/v1/runs/{id}/pause"): _do("Pause before the next step", Run, RunOrder),
+    ("POST", "/v1/runs/{id}/resume"): _do("Go on", Run, RunOrder),
+    ("POST", "/v1/runs/{id}/skip"): _do("Skip a step", Run, RunOrder),
+    ("POST", "/v1/actions"): _do("Carry out one command", Run, ActionRequest, makes=True),
+    ("GET", "/v1/verbs"): _all("Commands that it carries out", VerbInfo),
+    ("POST", "/v1/diagnose"): _do("Say what is wrong there now", Diagnosis, DiagnoseRequest),
     ("GET", "/v1/routing"): _one(
-        "The routing table", wire.RoutingTable, query={"after": _COUNT, "wait_s": _WAIT}, may_be_empty=True
+        "The routing table", RoutingTable, query={"after": _COUNT, "wait_s": _WAIT}, may_be_empty=True
     ),
-    ("GET", "/v1/routing/signals"): _all("What the gateways choose nodes by", wire.RouteSignals),
+    ("GET", "/v1/routing/signals"): _all("What the gateways choose nodes by", RouteSignals),
     ("GET", "/v1/traffic-rules"): _all("Traffic rules in force", TrafficRule),
     ("POST", "/v1/traffic-rules"): _do("Make a traffic rule", TrafficRule, TrafficRuleRequest, makes=True),
     ("DELETE", "/v1/traffic-rules/{id}"): _do("End a traffic rule", TrafficRule, query=_BY),
-    ("GET", "/v1/freezes"): _all("Freezes in force", wire.Freeze),
-    ("POST", "/v1/freezes"): _do("Freeze the fleet or a pool", wire.Freeze, wire.FreezeRequest, makes=True),
-    ("DELETE", "/v1/freezes"): _do("End all freezes", wire.Freeze, is_list=True, query=_BY),
-    ("DELETE", "/v1/freezes/{id}"): _do("End a freeze", wire.Freeze, is_list=True, query=_BY),
-    ("GET", "/v1/audit"): _all("Who changed what", wire.AuditRow, since=_SECONDS, who=_TEXT, target=_TEXT),
-    ("GET", "/v1/audit/verification"): _one("Whether it is as it was written", wire.AuditCheck),
-    ("GET", "/v1/receipts"): _all("Receipts of drains", wire.DrainReceipt),
+    ("GET", "/v1/freezes"): _all("Freezes in force", Freeze),
+    ("POST", "/v1/freezes"): _do("Freeze the fleet or a pool", Freeze, FreezeRequest, makes=True),
+    ("DELETE", "/v1/freezes"): _do("End all freezes", Freeze, is_list=True, query=_BY),
+    ("DELETE", "/v1/freezes/{id}"): _do("End a freeze", Freeze, is_list=True, query=_BY),
+    ("GET", "/v1/audit"): _all("Who changed what", AuditRow, since=_SECONDS, who=_TEXT, target=_TEXT),
+    ("GET", "/v1/audit/verification"): _one("Whether it is as it was written", AuditCheck),
+    ("GET", "/v1/receipts"): _all("Receipts of drains", DrainReceipt),
     ("GET", "/v1/receipts/key"): _one("The key that they are signed with", TEXT),
     ("GET", "/v1/receipts/{id}"): _one("One receipt as it was signed", ANY),
     ("GET", "/v1/query"): _one("A PromQL expression now", ANY, query={"expr": _TEXT}, required="expr"),
-    ("GET", "/v1/content"): _one("The content in force", wire.ContentListing),
-    ("POST", "/v1/content/reload"): _do("Read the content again", wire.ContentListing),
-    ("GET", "/v1/silences"): _all("Silences", wire.Silence),
-    ("POST", "/v1/silences"): _do("Make a silence", wire.Silence, wire.SilenceRequest, makes=True),
-    ("DELETE", "/v1/silences/{id}"): _do("End a silence", wire.Silence),
-    ("GET", "/v1/notifications"): _all("Who was told of what, the newest last", wire.Notification, incident_id=_TEXT),
-    ("GET", "/v1/notifications/{id}"): _one("One notification", wire.Notification),
-    ("GET", "/v1/receivers"): _all("Who can be told, and how that goes", wire.Receiver),
-    ("POST", "/v1/receivers/{name}/test"): _do("Tell it that this is a test", wire.Notification, wire.ReceiverTest),
+    ("GET", "/v1/content"): _one("The content in force", ContentListing),
+    ("POST", "/v1/content/reload"): _do("Read the content again", ContentListing),
+    ("GET", "/v1/silences"): _all("Silences", Silence),
+    ("POST", "/v1/silences"): _do("Make a silence", Silence, SilenceRequest, makes=True),
+    ("DELETE", "/v1/silences/{id}"): _do("End a silence", Silence),
+    ("GET", "/v1/notifications"): _all("Who was told of what, the newest last", Notification, incident_id=_TEXT),
+    ("GET", "/v1/notifications/{id}"): _one("One notification", Notification),
+    ("GET", "/v1/receivers"): _all("Who can be told, and how that goes", Receiver),
+    ("POST", "/v1/receivers/{name}/test"): _do("Tell it that this is a test", Notification, ReceiverTest),
     ("POST", "/webhooks/alertmanager"): _one("Alertmanager's notifications", ANY, body=ANY),
 }
 
@@ -231,7 +263,7 @@ def _described(method: str, path: str, operation: Operation, role: str) -> dict[
         described["responses"]["204"] = {"description": "Nothing newer, or nothing yet."}
     if method == "GET":
         described["responses"]["304"] = {"description": "As `If-None-Match` says it is known."}
-    why_not = {"application/json": {"schema": {"$ref": REF.format(model=wire.Problem.__name__)}}}
+    why_not = {"application/json": {"schema": {"$ref": REF.format(model=Problem.__name__)}}}
     for status in _refusals(method, path, operation):
         described["responses"][str(status.value)] = {"description": _WHY_NOT[status], "content": why_not}
     if role:
@@ -239,7 +271,7 @@ def _described(method: str, path: str, operation: Operation, role: str) -> dict[
             "description": f"For role {role} and above.",
             "x-fleetctl-role": role,
             # Reads on the controller's own machine need no token.
-            "security": [{"token": []}, {}] if role == wire.TokenRole.VIEWER and method == "GET" else [{"token": []}],
+            "security": [{"token": []}, {}] if role == TokenRole.VIEWER and method == "GET" else [{"token": []}],
         }
     in_path = re.findall(r"\{(\w+)\}", path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": _NAME} for name in in_path]
@@ -289,7 +321,7 @@ def _content(answer: type[BaseModel] | str, is_list: bool) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     """Bodies as they are checked, answers as they are written."""
     bodies = {o.body for o in OPERATIONS.values() if isinstance(o.body, type)}
-    answers = {o.answer for o in OPERATIONS.values() if isinstance(o.answer, type)} | {wire.Problem}
+    answers = {o.answer for o in OPERATIONS.values() if isinstance(o.answer, type)} | {Problem}
     wanted = [(b, "validation") for b in bodies] + [(a, "serialization") for a in answers]
     _, schemas = models_json_schema(sorted(wanted, key=lambda one: one[0].__name__), ref_template=REF)  # type: ignore[arg-type]
     defined: dict[str, Any] = schemas["$defs"]

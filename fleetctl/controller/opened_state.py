@@ -19,7 +19,7 @@ from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock, SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.stall import StallMonitor
-from fleetctl.wire import LeadershipState
+from fleetctl.wire.status import LeadershipState
 from runbooks.errors import RunbookError
 from runbooks.journal import Journal
 

@@ -12,7 +12,7 @@ import structlog
 from fleetctl.controller.database import Database, GroupCommit
 from fleetctl.controller.tables import events
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 
 log = structlog.get_logger()
 

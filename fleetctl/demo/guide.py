@@ -9,7 +9,8 @@ from fleetctl.demo.report import RequestCounts
 from fleetctl.tui.cell import span
 from fleetctl.tui.place import Place
 from fleetctl.tui.snapshot import asking, current_run
-from fleetctl.wire import Incident, Run, RunStatus
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.run import Run, RunStatus
 
 CHAPTERS = 6
 OVER_STATUSES = frozenset(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fleetctl.demo.report import DemoReport
-from fleetctl.wire import Incident
+from fleetctl.wire.incident import Incident
 
 
 class Act(StrEnum):

@@ -22,7 +22,9 @@ from fleetctl.kit.errors import UnreachableError
 from fleetctl.load.trace import load_trace
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack, StackView
-from fleetctl.wire import Incident, IncidentStatus, NodePhase, TimelineEntry
+from fleetctl.wire.incident import Incident, IncidentStatus
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.timeline import TimelineEntry
 
 Tell = Callable[[str], None]
 

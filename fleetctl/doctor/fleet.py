@@ -10,7 +10,11 @@ from fleetctl.doctor.finding import Finding, Health
 from fleetctl.doctor.node_clocks import check_node_clocks
 from fleetctl.doctor.node_tokens import check_node_tokens
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
-from fleetctl.wire import CallerInfo, Gateway, GatewayPhase, Node, NodePhase, Receiver, Status, TokenRole
+from fleetctl.wire.gateway import Gateway, GatewayPhase
+from fleetctl.wire.identity import CallerInfo, TokenRole
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.notification import Receiver
+from fleetctl.wire.status import Status
 
 MAX_SKEW_S = 2.0
 AT_WORK = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED, NodePhase.STARTING})

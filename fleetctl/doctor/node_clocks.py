@@ -12,7 +12,7 @@ import httpx
 
 from fleetctl.doctor.finding import Finding, Health
 from fleetctl.kit.tls import client_tls
-from fleetctl.wire import Node, NodePhase
+from fleetctl.wire.node import Node, NodePhase
 
 MAX_SKEW_S = 2.0
 LIMIT_S = 3.0

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fleetctl.client import ControllerClient
 from fleetctl.doctor.finding import Finding, Health
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.wire import HeldRequests, Node, NodePhase
+from fleetctl.wire.held import HeldRequests
+from fleetctl.wire.node import Node, NodePhase
 
 OWN = "fleetctl"  # engine; others take no token of ours
 ANSWERING = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED})

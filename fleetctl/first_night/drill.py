@@ -22,7 +22,8 @@ from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.settings.load import with_flags
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
-from fleetctl.wire import AlertState, NodePhase
+from fleetctl.wire.alert import AlertState
+from fleetctl.wire.node import NodePhase
 
 Tell = Callable[[str], None]
 

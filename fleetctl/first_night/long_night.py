@@ -26,7 +26,8 @@ from fleetctl.first_night.target_fleet import TargetFleet, clear_state, open_tar
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.settings.tree import Settings
 from fleetctl.stack import Stack
-from fleetctl.wire import NodePhase, Run, RunStatus
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.run import Run, RunStatus
 
 FOLDER = "long-night"
 NUM_NODES = 4

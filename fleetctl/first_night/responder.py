@@ -15,16 +15,10 @@ from fleetctl.first_night.target_fleet import OPERATOR
 from fleetctl.first_night.traffic import DrillTraffic
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.load.request_fate import RequestFate
-from fleetctl.wire import (
-    Alert,
-    AlertState,
-    ApprovalRequest,
-    DiagnoseRequest,
-    Incident,
-    IncidentStatus,
-    Run,
-    RunStatus,
-)
+from fleetctl.wire.alert import Alert, AlertState
+from fleetctl.wire.diagnosis import DiagnoseRequest
+from fleetctl.wire.incident import Incident, IncidentStatus
+from fleetctl.wire.run import ApprovalRequest, Run, RunStatus
 
 APPROVAL_DELAY_S = 3.0  # a person, before they approve
 EDGE_S = 5.0  # around an incident's end: the gateway's counters are read once a second, and clients end later

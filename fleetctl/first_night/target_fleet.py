@@ -24,7 +24,9 @@ from fleetctl.providers.local import NODE_KIND
 from fleetctl.providers.local_gateway import GATEWAY
 from fleetctl.providers.process import children_of
 from fleetctl.stack import Stack
-from fleetctl.wire import ActionRequest, Alert, AlertState, NodePhase, RunStatus
+from fleetctl.wire.alert import Alert, AlertState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.run import ActionRequest, RunStatus
 
 VICTIM = "node-2"  # of faults that are about one node
 NODES = ("node-1", "node-2", "node-3")

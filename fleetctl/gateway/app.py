@@ -79,7 +79,7 @@ from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 from fleetctl.kit.shared_counters import SharedCounters
 from fleetctl.settings.gateway import GatewaySettings
 from fleetctl.settings.gateway_tracing import traces_wanted
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 
 if TYPE_CHECKING:
     from fleetctl.gateway.requests.tracing import RequestTraces

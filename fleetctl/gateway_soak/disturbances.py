@@ -18,7 +18,7 @@ from fleetctl.gateway_soak.gateway_downtimes import GatewayDowntimes
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.local_gateway import GATEWAY
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 STOPPED_S = 8.0
 SLOWED_S = 5.0

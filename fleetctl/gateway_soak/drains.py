@@ -13,7 +13,8 @@ from fleetctl.first_night.target_fleet import OPERATOR, TargetFleet
 from fleetctl.gateway_soak.disturbances import MEND_LIMIT_S, POLL_S, Disturber
 from fleetctl.kit.errors import FleetctlError, RefusedError, UnreachableError
 from fleetctl.kit.signed_document import why_not_signed
-from fleetctl.wire import ActionRequest, DrainReceipt, Run, RunStatus
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.run import ActionRequest, Run, RunStatus
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fleetctl.tui.cell import UNKNOWN, Cell, Tone, age, clock_time, span
 from fleetctl.tui.listing import Column, Line, Order, matches, ordered
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Alert, AlertExplanation, AlertState
+from fleetctl.wire.alert import Alert, AlertExplanation, AlertState
 
 STATES: dict[AlertState, tuple[str, Tone]] = {
     AlertState.FIRING: ("▲", Tone.BAD),

@@ -58,7 +58,10 @@ from fleetctl.tui.snapshot import Snapshot, Wanted, asking, is_closed
 from fleetctl.tui.status_bar import PlaceBar, StatusBar
 from fleetctl.tui.still import Redrawn, Still
 from fleetctl.tui.terminal_driver import TerminalDriver
-from fleetctl.wire import IncidentStatus, Node, Run, RunStatus, TokenRole
+from fleetctl.wire.identity import TokenRole
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import Node
+from fleetctl.wire.run import Run, RunStatus
 from runbooks.verbs import VERBS
 
 log = structlog.get_logger()

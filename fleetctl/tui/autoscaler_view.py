@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, percent, span, whole
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import AutoscalerPool
+from fleetctl.wire.autoscaler import AutoscalerPool
 
 Row = tuple[Cell, ...]
 _WAYS = {"out": ("▲ grow", Tone.BUSY), "in": ("▼ shrink", Tone.BUSY), "hold": ("= hold", Tone.PLAIN)}

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleetctl.wire import NONE_ON_RECORD_S, Signal
+from fleetctl.wire.diagnosis import NONE_ON_RECORD_S
+from fleetctl.wire.node import Signal
 
 STALE_AFTER_S = 15.0  # three scrapes of 5 s: one may be missed without alarm
 UNKNOWN = "-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleetctl.tui.cell import BLOCKS, UNKNOWN, Cell, StorySection, Tone, clip, clock_time, quantity
-from fleetctl.wire import ChartLine, ChartMark, IncidentChart, IncidentCharts
+from fleetctl.wire.chart import ChartLine, ChartMark, IncidentChart, IncidentCharts
 
 COLUMNS = 48  # beside its name and last value it fits in the narrowest place that an incident is shown in
 NAME_WIDTH = 12

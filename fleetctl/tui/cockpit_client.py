@@ -6,34 +6,23 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
 from fleetctl.told_node import KnownNodes
-from fleetctl.wire import (
-    ActionRequest,
-    Alert,
-    AlertExplanation,
-    ApprovalRequest,
-    AssignRequest,
-    AuditRow,
-    AutoscalerPool,
-    CallerInfo,
-    GroupBy,
-    HeldRequests,
-    Incident,
-    IncidentCharts,
-    IncidentNote,
-    KvBlocks,
-    Node,
-    NodeGroup,
-    Pool,
-    Rollout,
-    RoutingTable,
-    Run,
-    RunbookInfo,
-    RunOrder,
-    RunRequest,
-    Status,
-    TenantUse,
-    TimelineEntry,
-)
+from fleetctl.wire.alert import Alert, AlertExplanation
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.autoscaler import AutoscalerPool
+from fleetctl.wire.chart import IncidentCharts
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.held import HeldRequests, KvBlocks
+from fleetctl.wire.identity import CallerInfo
+from fleetctl.wire.incident import AssignRequest, Incident, IncidentNote
+from fleetctl.wire.node import Node
+from fleetctl.wire.pool import Pool
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RoutingTable
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, Run, RunOrder, RunRequest
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.status import Status
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 
 class CockpitClient(Protocol):

@@ -19,19 +19,9 @@ from fleetctl.tui.incident_view import plan_of
 from fleetctl.tui.next_step import with_next_step
 from fleetctl.tui.order import Act, Start, is_dangerous
 from fleetctl.tui.shell import SILENCED_FOR, Command, Shell
-from fleetctl.wire import (
-    ActionRequest,
-    ApprovalRequest,
-    AssignRequest,
-    Incident,
-    IncidentNote,
-    Node,
-    NodePhase,
-    Run,
-    RunOrder,
-    RunRequest,
-    RunStatus,
-)
+from fleetctl.wire.incident import AssignRequest, Incident, IncidentNote
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, Run, RunOrder, RunRequest, RunStatus
 from runbooks.target import Target, TargetKind, node_target
 from runbooks.verb import Verb
 

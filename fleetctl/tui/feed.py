@@ -17,7 +17,7 @@ from fleetctl.told_node import KnownNodes
 from fleetctl.tui.cockpit_client import CockpitClient
 from fleetctl.tui.reader import SnapshotReader
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 
 log = structlog.get_logger()
 

@@ -17,7 +17,8 @@ from fleetctl.tui.pane import TablePane
 from fleetctl.tui.place import Place
 from fleetctl.tui.reader import LARGE_FLEET
 from fleetctl.tui.snapshot import Part
-from fleetctl.wire import GroupBy, Node
+from fleetctl.wire.group import GroupBy
+from fleetctl.wire.node import Node
 
 AGES_EVERY_S = 6.0
 

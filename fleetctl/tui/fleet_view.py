@@ -24,7 +24,9 @@ from fleetctl.tui.cell import (
 from fleetctl.tui.listing import Column, Line, Order, grouped, matches, ordered
 from fleetctl.tui.node_view import PHASES
 from fleetctl.tui.snapshot import Snapshot, Tail, Trend
-from fleetctl.wire import GroupBy, GroupLoad, GroupSignal, Node, NodePhase, PoolState, Signal
+from fleetctl.wire.group import GroupBy, GroupLoad, GroupSignal
+from fleetctl.wire.node import Node, NodePhase, Signal
+from fleetctl.wire.pool import PoolState
 
 BAR_WIDTH = 6
 TREND_WIDTH = 16

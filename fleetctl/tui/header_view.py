@@ -8,7 +8,12 @@ from fleetctl.traffic_rule import OverflowSpec, TrafficRule
 from fleetctl.tui.cell import STALE_AFTER_S, Cell, Tone, age, count, day_time, span
 from fleetctl.tui.node_view import PHASES
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Freeze, IncidentStatus, NodePhase, PoolState, Status, TokenRole
+from fleetctl.wire.freeze import Freeze
+from fleetctl.wire.identity import TokenRole
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.pool import PoolState
+from fleetctl.wire.status import Status
 
 SLOW_S = 1.5  # an answer that takes longer is told: what is shown lags behind
 RECONNECTED_FOR_S = 10.0

@@ -19,7 +19,8 @@ from fleetctl.tui.place import Place
 from fleetctl.tui.rich_text import paint_section
 from fleetctl.tui.snapshot import Part, is_closed
 from fleetctl.tui.still import Redrawn, Still
-from fleetctl.wire import Incident, TokenRole
+from fleetctl.wire.identity import TokenRole
+from fleetctl.wire.incident import Incident
 
 # Sections of the view. On a wide screen the second column stands beside the first.
 _COLUMNS = (("head", "ask", "run"), ("diagnosis", "charts", "timeline"))

@@ -9,18 +9,11 @@ from diagnostics.unanswered import counted, part_unanswered
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, day, quantity, span
 from fleetctl.tui.listing import Column, Line, matches
 from fleetctl.tui.snapshot import Snapshot, current_run, proposal
-from fleetctl.wire import (
-    Diagnosis,
-    Evidence,
-    Incident,
-    IncidentStatus,
-    Notification,
-    NotificationState,
-    Run,
-    RunStatus,
-    StepRecord,
-    TimelineEntry,
-)
+from fleetctl.wire.diagnosis import Diagnosis, Evidence
+from fleetctl.wire.incident import Incident, IncidentStatus
+from fleetctl.wire.notification import Notification, NotificationState
+from fleetctl.wire.run import Run, RunStatus, StepRecord
+from fleetctl.wire.timeline import TimelineEntry
 
 MAX_TIMELINE = 200
 IN_COMMAND = frozenset({"node", "like", "instance", "url", "table_version"})  # of a receipt; or for programs

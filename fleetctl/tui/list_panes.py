@@ -18,7 +18,9 @@ from fleetctl.tui.record_view import (
     event_lines,
 )
 from fleetctl.tui.snapshot import Part
-from fleetctl.wire import Alert, AuditRow, TimelineEntry
+from fleetctl.wire.alert import Alert
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.timeline import TimelineEntry
 
 
 class AlertsPane(ListPane):

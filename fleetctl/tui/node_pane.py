@@ -12,7 +12,7 @@ from fleetctl.tui.node_view import node_sections
 from fleetctl.tui.pane import Pane, Sections
 from fleetctl.tui.place import Place
 from fleetctl.tui.snapshot import Part
-from fleetctl.wire import Node
+from fleetctl.wire.node import Node
 
 MAX_LOG_LINES = 2000
 

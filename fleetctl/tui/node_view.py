@@ -20,7 +20,10 @@ from fleetctl.tui.cell import (
     whole,
 )
 from fleetctl.tui.snapshot import Part, Snapshot, Tail
-from fleetctl.wire import DeepCheck, Gpu, HeldRequest, HeldRequests, KvBlocks, Node, NodePhase, Pool, PoolState
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.held import HeldRequest, HeldRequests, KvBlocks
+from fleetctl.wire.node import DeepCheck, Node, NodePhase
+from fleetctl.wire.pool import Pool, PoolState
 
 MAX_REQUESTS = 30
 REQUEST_ID_WIDTH = 22

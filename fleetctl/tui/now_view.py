@@ -8,7 +8,12 @@ from fleetctl.tui.budget_view import budget_section
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, count, percent, rate, span, whole
 from fleetctl.tui.incident_view import RUN_TONES, STATUSES
 from fleetctl.tui.snapshot import Snapshot, Tail, is_closed
-from fleetctl.wire import AlertState, Incident, Node, NodePhase, Pool, PoolState, Run, RunStatus, TokenRole
+from fleetctl.wire.alert import AlertState
+from fleetctl.wire.identity import TokenRole
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.pool import Pool, PoolState
+from fleetctl.wire.run import Run, RunStatus
 
 NUM_EVENTS = 12
 NUM_ALERTS = 8

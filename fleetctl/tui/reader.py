@@ -19,14 +19,11 @@ from fleetctl.told_node import KnownNodes
 from fleetctl.tui.chart_view import COLUMNS
 from fleetctl.tui.cockpit_client import CockpitClient
 from fleetctl.tui.snapshot import Budget, Part, Snapshot, Tail, Trend, Wanted, current_run, is_closed, rank
-from fleetctl.wire import (
-    CallerInfo,
-    Incident,
-    Node,
-    NodePhase,
-    RunbookInfo,
-    TimelineEntry,
-)
+from fleetctl.wire.identity import CallerInfo
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.timeline import TimelineEntry
 
 LARGE_FLEET = 200  # nodes: beyond, they are read as often as they are scraped
 LARGE_EVERY_TURNS = 3

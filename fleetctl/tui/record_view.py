@@ -5,7 +5,8 @@ from __future__ import annotations
 from fleetctl.tui.cell import UNKNOWN, Cell, Tone, clock_time, day
 from fleetctl.tui.listing import Column, Line, Order, matches, ordered
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import AuditRow, TimelineEntry
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.timeline import TimelineEntry
 
 _BAD = ("failed", "refused", "lost", "error", "denied", "firing", "unreachable")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, age, clock_time, day, percent
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import Rollout, RolloutSignal
+from fleetctl.wire.rollout import Rollout, RolloutSignal
 
 Row = tuple[Cell, ...]
 MAX_CHANGES = 8

@@ -17,7 +17,7 @@ from fleetctl.tui.rich_text import paint, paint_section
 from fleetctl.tui.runbook_view import page_head, run_section, shown_run
 from fleetctl.tui.snapshot import Part
 from fleetctl.tui.still import Redrawn, Still
-from fleetctl.wire import Run
+from fleetctl.wire.run import Run
 
 
 class RunbookPane(Redrawn, Pane):

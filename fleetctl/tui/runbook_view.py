@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, span
 from fleetctl.tui.incident_view import RUN_TONES, STEPS, receipt_text
 from fleetctl.tui.snapshot import Snapshot, current_run
-from fleetctl.wire import Run, RunbookInfo, RunStatus, StepRecord
+from fleetctl.wire.run import Run, RunStatus, StepRecord
+from fleetctl.wire.runbook import RunbookInfo
 
 Row = tuple[Cell, ...]
 

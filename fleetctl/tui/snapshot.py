@@ -8,31 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fleetctl.wire import (
-    Alert,
-    AlertExplanation,
-    AuditRow,
-    AutoscalerPool,
-    CallerInfo,
-    GroupBy,
-    HeldRequests,
-    Incident,
-    IncidentCharts,
-    IncidentStatus,
-    KvBlocks,
-    Node,
-    NodeGroup,
-    Pool,
-    Rollout,
-    RoutingTable,
-    Run,
-    RunbookInfo,
-    RunStatus,
-    Status,
-    TenantUse,
-    TimelineEntry,
-    TokenRole,
-)
+from fleetctl.wire.alert import Alert, AlertExplanation
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.autoscaler import AutoscalerPool
+from fleetctl.wire.chart import IncidentCharts
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.held import HeldRequests, KvBlocks
+from fleetctl.wire.identity import CallerInfo, TokenRole
+from fleetctl.wire.incident import Incident, IncidentStatus
+from fleetctl.wire.node import Node
+from fleetctl.wire.pool import Pool
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import RoutingTable
+from fleetctl.wire.run import Run, RunStatus
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.status import Status
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 
 
 class Part(StrEnum):

@@ -9,7 +9,8 @@ from fleetctl.tui.cell import UNKNOWN, Cell, StorySection, Tone, clock_time, cou
 from fleetctl.tui.node_view import PHASES
 from fleetctl.tui.rollout_view import rollout_heading
 from fleetctl.tui.snapshot import Snapshot
-from fleetctl.wire import RouteState, TenantUse
+from fleetctl.wire.routing import RouteState
+from fleetctl.wire.tenant import TenantUse
 
 Row = tuple[Cell, ...]
 MAX_ROUTES = 60

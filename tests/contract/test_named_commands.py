@@ -24,17 +24,13 @@ import yaml
 
 from engine.__main__ import _parser as node_parser
 from fleetctl.cli.app import build, run
-from fleetctl.wire import (
-    Diagnosis,
-    DrainReceipt,
-    Gateway,
-    GatewayPhase,
-    Pool,
-    Revision,
-    RoutingTable,
-    RunbookInfo,
-    Status,
-)
+from fleetctl.wire.diagnosis import Diagnosis
+from fleetctl.wire.gateway import Gateway, GatewayPhase
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.routing import RoutingTable
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.status import Status
 from runbooks.command import parse_command
 from runbooks.errors import RunbookError
 from runbooks.verbs import VERBS

@@ -21,7 +21,7 @@ from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerCli
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.settings.alertmanager import AlertmanagerPeer
-from fleetctl.wire import SilenceMatcher, SilenceRequest
+from fleetctl.wire.silence import SilenceMatcher, SilenceRequest
 from tests.fixtures.alertmanager import (
     HTTP,
     NEEDS_BOTH,

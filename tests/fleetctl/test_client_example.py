@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from fleetctl.wire import Gpu, NodePhase, Problem, RunStatus
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.problem import Problem
+from fleetctl.wire.run import RunStatus
 from tests.fixtures import ROOT
 from tests.fixtures.cockpit import make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetctl.providers.found import FOUND
 from fleetctl.stack import UNWELL_AFTER_S, waited_for
-from fleetctl.wire import Node, NodePhase
+from fleetctl.wire.node import Node, NodePhase
 
 
 def node(name: str, phase: NodePhase, **fields: object) -> Node:

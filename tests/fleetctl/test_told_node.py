@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fleetctl.controller.nodes import node_board
 from fleetctl.controller.nodes.node_board import NodeBoard
 from fleetctl.told_node import SIGNALS, KnownNodes
-from fleetctl.wire import DeepCheck, Gpu, Node, NodeChanges, NodePhase, Signal
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.node import DeepCheck, Node, NodeChanges, NodePhase, Signal
 
 NOW = 1_700_000_000.0
 NAMES = [f"node-{number}" for number in range(4)]

@@ -7,7 +7,8 @@ import pytest
 
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from fleetctl import wire
+from fleetctl.wire.run import TERMINAL_RUN_STATUSES, Run, StepRecord
+from fleetctl.wire.run import RunStatus as WireRunStatus
 from runbooks.plan import plan_page
 from runbooks.run import RunStatus
 from tests.fixtures.runbooks import LIBRARY, World, propose
@@ -85,18 +86,18 @@ def test_a_replacement_is_held_to_the_steps_of_its_own_engine(steps_s: dict[str,
 
 
 def test_statuses_are_those_of_the_wire() -> None:
-    assert {s.name: s.value for s in RunStatus} == {s.name: s.value for s in wire.RunStatus}
-    assert {s.name for s in RunStatus if s.is_terminal} == {s.name for s in wire.TERMINAL_RUN_STATUSES}
+    assert {s.name: s.value for s in RunStatus} == {s.name: s.value for s in WireRunStatus}
+    assert {s.name for s in RunStatus if s.is_terminal} == {s.name for s in TERMINAL_RUN_STATUSES}
 
 
 @pytest.mark.anyio
 async def test_a_run_is_a_run_on_the_wire(world: World) -> None:
     controller = world.start()
     run = await controller.executor.drive((await propose(controller, approve=True)).id)
-    sent = wire.Run.model_validate(run.to_dict())
-    assert set(wire.Run.model_fields) - {"held", "prediction"} == set(run.to_dict()), (
+    sent = Run.model_validate(run.to_dict())
+    assert set(Run.model_fields) - {"held", "prediction"} == set(run.to_dict()), (
         "what holds it is judged when somebody asks"
     )
-    assert set(wire.StepRecord.model_fields) == set(run.to_dict()["steps"][0])
-    assert sent.status == wire.RunStatus.SUCCEEDED
+    assert set(StepRecord.model_fields) == set(run.to_dict()["steps"][0])
+    assert sent.status == WireRunStatus.SUCCEEDED
     assert [step.receipt for step in sent.steps] == [step.receipt for step in run.steps]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from fleetctl import wire
 from fleetctl.cli.app import build
 from fleetctl.tui.app import Cockpit
+from fleetctl.wire.runbook import VerbInfo
 from runbooks import rule_verb, verbs
 from runbooks.command import parse_command
 from runbooks.fleet_view import FleetView
@@ -87,8 +87,8 @@ def test_the_command_line_has_the_verb_with_its_options_and_defaults(verb: Verb)
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_the_api_serves_the_verb_as_it_is_declared(verb: Verb) -> None:
-    sent = wire.VerbInfo.model_validate(verb.to_dict())
-    assert set(wire.VerbInfo.model_fields) == set(verb.to_dict())
+    sent = VerbInfo.model_validate(verb.to_dict())
+    assert set(VerbInfo.model_fields) == set(verb.to_dict())
     assert [option.name for option in sent.options] == [option.name for option in verb.options]
     assert sent.example == f"fleetctl {verb.example}"
     assert sent.has_undo == bool(verb.undo)

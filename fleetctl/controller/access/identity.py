@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fleetctl.kit.errors import RefusedError
-from fleetctl.wire import NO_CLAIM, TokenRole
+from fleetctl.wire.identity import NO_CLAIM, TokenRole
 
 MAX_CLAIM_CHARS = 60
 

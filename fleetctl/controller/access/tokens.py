@@ -13,7 +13,7 @@ from fleetctl.controller.records import Records
 from fleetctl.controller.tables import tokens
 from fleetctl.kit.api_key import digest_of, new_key, shown_id
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import TOKEN_PREFIX, MadeToken, TokenInfo, TokenRequest, TokenRole
+from fleetctl.wire.identity import TOKEN_PREFIX, MadeToken, TokenInfo, TokenRequest, TokenRole
 
 ADMIN = "admin"
 """The name of whoever holds the state folder's controller.token."""

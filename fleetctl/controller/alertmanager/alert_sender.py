@@ -16,7 +16,7 @@ from fleetctl.controller.alertmanager.outgoing_alert import (
 from fleetctl.controller.alertmanager.peer_queue import PeerQueue
 from fleetctl.controller.heartbeat import ANNOTATIONS, LABELS, Vitals
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import AlertmanagerState
+from fleetctl.wire.alertmanager import AlertmanagerState
 
 RESEND_S = 60.0
 

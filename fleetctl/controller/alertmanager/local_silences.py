@@ -13,7 +13,7 @@ from fleetctl.controller.alertmanager.silence import KnownSilence
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import silences
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
+from fleetctl.wire.silence import Silence, SilenceMatcher, SilenceRequest
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from fleetctl.controller.alertmanager.outgoing_alert import OutgoingAlert
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError
-from fleetctl.wire import AlertmanagerState
+from fleetctl.wire.alertmanager import AlertmanagerState
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from alerts.errors import AlertsError
 from alerts.matcher import Matcher
 from fleetctl.controller.alertmanager.webhook_payload import NS, parse_time_ns
-from fleetctl.wire import Silence, SilenceMatcher
+from fleetctl.wire.silence import Silence, SilenceMatcher
 
 MAX_MATCHERS = 100
 

@@ -28,7 +28,7 @@ from fleetctl.controller.alertmanager.silence import (
 )
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
-from fleetctl.wire import Silence, SilenceRequest, SilencesState
+from fleetctl.wire.silence import Silence, SilenceRequest, SilencesState
 
 log = structlog.get_logger()
 

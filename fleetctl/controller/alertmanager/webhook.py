@@ -25,7 +25,8 @@ from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.settings.alertmanager import WebhookSettings
-from fleetctl.wire import Problem, WebhookState
+from fleetctl.wire.alertmanager import WebhookState
+from fleetctl.wire.problem import Problem
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetctl.wire import NO_CLAIM
+from fleetctl.wire.identity import NO_CLAIM
 
 T = TypeVar("T")
 

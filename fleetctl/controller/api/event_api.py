@@ -12,7 +12,7 @@ from fleetctl.controller.controller import Controller
 from fleetctl.controller.event_feed import MEDIA_TYPE, feed
 from fleetctl.controller.http_edge import float_param, int_param, wait_param, whole_number
 from fleetctl.controller.http_pages import MAX_PAGE, PageAsked
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 
 
 class EventApi:

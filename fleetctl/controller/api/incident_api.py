@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetctl import wire
 from fleetctl.controller.api.answer import answer, claim_of
 from fleetctl.controller.api.node_api import LOOK_BACK_S
 from fleetctl.controller.api.told_now import alerts_now, incident_stored, run_told
@@ -34,9 +33,9 @@ from fleetctl.controller.incidents.views import (
 )
 from fleetctl.controller.signals.explanation import explain_alert, find_rule
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import (
+from fleetctl.wire.diagnosis import DiagnoseRequest
+from fleetctl.wire.incident import (
     AssignRequest,
-    DiagnoseRequest,
     Incident,
     IncidentNote,
     IncidentSilenceRequest,
@@ -44,6 +43,7 @@ from fleetctl.wire import (
     SeverityRequest,
     VerdictRequest,
 )
+from fleetctl.wire.run import Run
 
 MAX_RUNS_SHOWN = 5000  # with a page of incidents
 DEFAULT_CHART_COLUMNS = 120
@@ -88,7 +88,7 @@ class IncidentApi:
             unstored = await self._c.database.read(lambda c: unknown_of(c, [one.id for one in recent]))
             stored = [*(StoredIncident(one) for one in recent if one.id in unstored), *stored]
         ids = [one.incident.id for one in stored]
-        runs: dict[str | None, list[wire.Run]] = {}
+        runs: dict[str | None, list[Run]] = {}
         for run in await self._c.database.call(lambda: self._c.journal.list(incident_ids=ids, limit=MAX_RUNS_SHOWN)):
             runs.setdefault(run.incident_id, []).append(run_view(run))
         rows = [incident_summary(one, runs.get(one.incident.id, [])) for one in stored]

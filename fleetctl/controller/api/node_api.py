@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from fleetctl import wire
 from fleetctl.controller.api.answer import answer, until_stopping
 from fleetctl.controller.api.told_now import gateways_now, nodes_now
 from fleetctl.controller.controller import Controller
@@ -24,7 +23,9 @@ from fleetctl.controller.nodes.node_logs import NodeLogs
 from fleetctl.controller.nodes.node_row import get_node
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.provider import ProviderAct, capacity_of
-from fleetctl.wire import FailuresBy, GroupBy
+from fleetctl.wire.failure import FailuresBy
+from fleetctl.wire.group import GroupBy
+from fleetctl.wire.node import NodeAbility
 
 DEFAULT_LOG_LINES = 50
 MAX_LOG_LINES = 10_000
@@ -54,7 +55,7 @@ class NodeApi:
             raise self._no_such_node(name)
         (found,) = nodes_now(self._c, [name])
         told = abilities_of(self._c.fleet.nodes[name].row.spec, self._c.provider)
-        abilities = [wire.NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
+        abilities = [NodeAbility(ability=one.ability.value, can=one.can, how=one.how) for one in told]
         room = capacity_of(self._c.provider, self._c.fleet.nodes[name].row.spec)
         return answer(found.model_copy(update={"abilities": abilities, "more": room.more, "more_why": room.why}))
 

@@ -6,14 +6,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from fleetctl import wire
 from fleetctl.controller.access.gate import identity_of
 from fleetctl.controller.api.answer import answer
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import float_param, note, read_body
 from fleetctl.controller.http_pages import PageAsked, listed
 from fleetctl.controller.receipts.receipts import MAX_RECEIPTS
-from fleetctl.wire import CallerInfo, SilenceRequest, TokenRequest
+from fleetctl.wire.identity import CallerInfo, TokenRequest
+from fleetctl.wire.notification import ReceiverTest
+from fleetctl.wire.silence import SilenceRequest
 
 MAX_AUDIT_ROWS = 5000  # in one answer
 
@@ -100,7 +101,7 @@ class PeopleApi:
         return listed(request, self._c.notifications.receivers())
 
     async def test_receiver(self, request: Request) -> Response:
-        body = await read_body(request, wire.ReceiverTest)
+        body = await read_body(request, ReceiverTest)
         name = request.path_params["name"]
         who = note(request, claim=body.by, target=name)
         return answer(await self._c.notifications.test(name, who))

@@ -8,14 +8,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetctl import wire
 from fleetctl.controller.api.answer import answer
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.http_edge import note, read_body
 from fleetctl.controller.http_pages import listed
 from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.providers.provider import capacity_of
-from fleetctl.wire import AutoscalerRequest, GroupBy
+from fleetctl.wire.autoscaler import AutoscalerRequest
+from fleetctl.wire.group import GroupBy, GroupLoad
+from fleetctl.wire.pool import Pool, PoolState, Revision
+from fleetctl.wire.rollout import Rollout
 
 
 class PoolApi:
@@ -36,7 +38,7 @@ class PoolApi:
             raise HTTPException(404, f"there is no pool named {name[:100]}; pools: {known}")
         return answer(found)
 
-    async def _pools(self) -> list[wire.Pool]:
+    async def _pools(self) -> list[Pool]:
         views = await self._c.pools.views()
         loads = self._loads(GroupBy.POOL)
         return [
@@ -58,7 +60,7 @@ class PoolApi:
         room = capacity_of(self._c.provider, max(rows, key=lambda row: row.created_at).spec)
         return {"more": room.more, "more_why": room.why}
 
-    def _loads(self, by: GroupBy) -> dict[str, wire.GroupLoad]:
+    def _loads(self, by: GroupBy) -> dict[str, GroupLoad]:
         return {group.name: group.load for group in self._c.groups.groups(by)}
 
     async def autoscaler(self, request: Request) -> Response:
@@ -82,7 +84,7 @@ class PoolApi:
             raise HTTPException(404, f"there is no revision {request.path_params['id'][:100]}")
         return answer(found)
 
-    async def _revisions(self) -> list[wire.Revision]:
+    async def _revisions(self) -> list[Revision]:
         loads = self._loads(GroupBy.REVISION)
         views = await self._c.pools.revision_views()
         return [one.model_copy(update=_load_of(one.id, loads)) for one in views]
@@ -96,16 +98,16 @@ class PoolApi:
             raise HTTPException(404, f"there is no rollout {request.path_params['id'][:100]}")
         return answer(found)
 
-    async def _rollouts(self, pool: str | None) -> list[wire.Rollout]:
+    async def _rollouts(self, pool: str | None) -> list[Rollout]:
         """The newest first; those under way with what is seen of their pools."""
         statuses = {one.rollout.id: one for one in await self._c.rollouts.statuses()}
         known = await self._c.rollouts.history(pool)
         of_pods = await self._c.pod_rollouts.views(pool)
-        held = {one.name: one.reason for one in await self._c.pools.views() if one.state is wire.PoolState.HELD}
+        held = {one.name: one.reason for one in await self._c.pools.views() if one.state is PoolState.HELD}
         own = [rollout_view(one, statuses.get(one.id), held.get(one.pool, "")) for one in known]
         return [*of_pods, *own]
 
 
-def _load_of(name: str, loads: Mapping[str, wire.GroupLoad]) -> dict[str, wire.GroupLoad]:
+def _load_of(name: str, loads: Mapping[str, GroupLoad]) -> dict[str, GroupLoad]:
     """What a view is updated with; nothing where no node of it is wanted."""
     return {"load": loads[name]} if name in loads else {}

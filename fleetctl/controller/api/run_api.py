@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetctl import wire
 from fleetctl.controller.api.answer import answer
 from fleetctl.controller.api.told_now import incident_stored, run_told
 from fleetctl.controller.controller import Controller
@@ -17,7 +16,9 @@ from fleetctl.controller.http_edge import RunRefusedError, note, read_body
 from fleetctl.controller.http_pages import MAX_PAGE, PageAsked, listed
 from fleetctl.controller.incidents.new_node_names import given_names, new_nodes, with_new_nodes
 from fleetctl.controller.incidents.views import run_view, runbook_view
-from fleetctl.wire import ActionRequest, ApprovalRequest, CancelRequest, RunOrder, RunRequest, VerbInfo
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, CancelRequest, RunOrder, RunRequest
+from fleetctl.wire.run import Run as WireRun
+from fleetctl.wire.runbook import VerbInfo
 from runbooks.executor import OrderKind
 from runbooks.run import Run, RunStatus
 from runbooks.verbs import VERBS
@@ -121,7 +122,7 @@ class RunApi:
         nodes = await self._c.lookup.nodes()
         return with_new_nodes(page, body.inputs, {node.name for node in nodes}, given_names(nodes))
 
-    async def _new_run_view(self, run: Run) -> wire.Run:
+    async def _new_run_view(self, run: Run) -> WireRun:
         """A run that was just asked for. Only a dry run waits for what is predicted of it."""
         if not run.dry_run:
             self._c.forecasts.note_started(run)

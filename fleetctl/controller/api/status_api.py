@@ -15,7 +15,9 @@ from fleetctl.controller.http_edge import note
 from fleetctl.controller.incidents.views import freeze_view
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.version import software_version
-from fleetctl.wire import GatewayPhase, NodePhase, Status
+from fleetctl.wire.gateway import GatewayPhase
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.status import Status
 
 MAX_EXPRESSION_CHARS = 4000
 MAX_SAMPLES = 10_000

@@ -7,11 +7,12 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from fleetctl import wire
 from fleetctl.controller.controller import Controller
 from fleetctl.controller.incidents.incident_store import StoredIncident, get_incident
 from fleetctl.controller.incidents.views import deep_check_view, gateway_view, node_view, run_view
-from fleetctl.wire import Gateway, Node
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.node import Node
+from fleetctl.wire.run import Run as WireRun
 from runbooks.run import Run, RunStatus
 
 
@@ -64,7 +65,7 @@ async def incident_stored(controller: Controller, incident_id: str) -> StoredInc
     return stored
 
 
-async def run_told(controller: Controller, run: Run) -> wire.Run:
+async def run_told(controller: Controller, run: Run) -> WireRun:
     """The run, what was predicted of it, and what keeps a proposal from acting now."""
     held = await controller.executor.why_held(run) if run.status is RunStatus.PROPOSED else ""
     return run_view(run, held=held, prediction=controller.forecasts.known_words(run.id))

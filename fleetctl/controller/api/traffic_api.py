@@ -15,7 +15,7 @@ from fleetctl.controller.incidents.views import freeze_view
 from fleetctl.controller.signals.route_signals import route_signals
 from fleetctl.kit.errors import BadInputError
 from fleetctl.traffic_rule import TrafficRuleRequest
-from fleetctl.wire import FreezeRequest
+from fleetctl.wire.freeze import FreezeRequest
 
 
 class TrafficApi:

@@ -11,7 +11,6 @@ import structlog
 
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from fleetctl import wire
 from fleetctl.controller.autoscaler.judgement import (
     Bounds,
     Direction,
@@ -31,7 +30,8 @@ from fleetctl.controller.nodes.node_values import fresh_values, node_matcher
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.autoscaler import AutoscalerSettings
-from fleetctl.wire import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.pool import Pool
 from runbooks.errors import RunbookError
 from runbooks.ports import PoolOwner
 from runbooks.run import Run, RunStatus
@@ -86,7 +86,7 @@ class Autoscaling:
         self,
         records: Records,
         fleet: Fleet,
-        pools: Callable[[], Awaitable[Sequence[wire.Pool]]],
+        pools: Callable[[], Awaitable[Sequence[Pool]]],
         store: SeriesStore,
         act: Act,
         simulator: Simulator,
@@ -119,7 +119,7 @@ class Autoscaling:
         cls,
         records: Records,
         fleet: Fleet,
-        pools: Callable[[], Awaitable[Sequence[wire.Pool]]],
+        pools: Callable[[], Awaitable[Sequence[Pool]]],
         store: SeriesStore,
         act: Act,
         simulator: Simulator,
@@ -179,7 +179,7 @@ class Autoscaling:
         await self._records.timeline.append("autoscaler.set", words, data={"pool": name})
         return self._view(pool)
 
-    async def _judge_pool(self, pool: wire.Pool, told: _Values) -> None:
+    async def _judge_pool(self, pool: Pool, told: _Values) -> None:
         now = self._clock.now()
         policy = self._policies.get(pool.name, PoolPolicy())
         bounds = policy.bounds(self._limits)
@@ -205,7 +205,7 @@ class Autoscaling:
         else:
             await self._advise(pool, judgement, check)
 
-    async def _advise(self, pool: wire.Pool, judgement: Judgement, check: str) -> None:
+    async def _advise(self, pool: Pool, judgement: Judgement, check: str) -> None:
         """Said once, and again where it comes to another direction or to a size that is a quarter off: a queue that
         goes to and fro a little is no news."""
         advice = judgement.direction, judgement.size
@@ -220,7 +220,7 @@ class Autoscaling:
             "autoscaler.advised", words, data={"pool": pool.name, "from": pool.wanted, "to": judgement.size}
         )
 
-    async def _scale(self, pool: wire.Pool, policy: PoolPolicy, judgement: Judgement, check: str, now: float) -> None:
+    async def _scale(self, pool: Pool, policy: PoolPolicy, judgement: Judgement, check: str, now: float) -> None:
         if pool.held_by is not None or now < self._not_before.get(pool.name, -math.inf):
             return
         command = f"scale {pool.name} --to {judgement.size} --from {pool.wanted}"
@@ -245,7 +245,7 @@ class Autoscaling:
             data={"pool": pool.name, "from": pool.wanted, "to": judgement.size},
         )
 
-    async def _tell_refused(self, pool: wire.Pool, command: str, why: str, now: float) -> None:
+    async def _tell_refused(self, pool: Pool, command: str, why: str, now: float) -> None:
         self._not_before[pool.name] = now + AGAIN_S
         await self._records.timeline.append(
             "autoscaler.refused",
@@ -253,9 +253,7 @@ class Autoscaling:
             data={"pool": pool.name},
         )
 
-    async def _check_shrinking(
-        self, pool: wire.Pool, judgement: Judgement, bounds: Bounds, now: float
-    ) -> tuple[bool, str]:
+    async def _check_shrinking(self, pool: Pool, judgement: Judgement, bounds: Bounds, now: float) -> tuple[bool, str]:
         """Whether what is left would carry today's traffic with one more loss, and the words for it."""
         known = self._checked.get(pool.name)
         if known is not None and known[1] == judgement.size and now - known[0] < AGAIN_S:
@@ -264,7 +262,7 @@ class Autoscaling:
         self._checked[pool.name] = now, judgement.size, allowed, words
         return allowed, words
 
-    async def _simulate_shrinking(self, pool: wire.Pool, judgement: Judgement, bounds: Bounds) -> tuple[bool, str]:
+    async def _simulate_shrinking(self, pool: Pool, judgement: Judgement, bounds: Bounds) -> tuple[bool, str]:
         serving = sorted(self._serving(pool.name))
         num_gone = pool.wanted - judgement.size
         has_spare = judgement.size > 1
@@ -286,7 +284,7 @@ class Autoscaling:
         words = f"{what} {found.words}, the limit is {self._limits.ttft_slo_s:g} s"
         return found.after.ttft_p95_s <= self._limits.ttft_slo_s, words
 
-    def _load(self, pool: wire.Pool, told: _Values) -> PoolLoad:
+    def _load(self, pool: Pool, told: _Values) -> PoolLoad:
         serving = self._serving(pool.name)
         kv, running, waiting, seats, arriving, ending = told
         tells_seats = any(name in seats for name in serving)
@@ -336,7 +334,7 @@ class Autoscaling:
         policies = dict(self._policies)
         await self._records.database.write(lambda c: store_policies(c, policies))
 
-    def _view(self, pool: wire.Pool) -> AutoscalerPool:
+    def _view(self, pool: Pool) -> AutoscalerPool:
         policy, judged = self._policies.get(pool.name, PoolPolicy()), self._judged.get(pool.name)
         bounds = policy.bounds(self._limits)
         memory = self._memories.get(pool.name, policy.memory)

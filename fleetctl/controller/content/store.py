@@ -9,13 +9,13 @@ from pathlib import Path
 
 import structlog
 
-from fleetctl import wire
 from fleetctl.controller.content.content import BUILT_IN, BadContentError, Content
 from fleetctl.controller.content.folder import watched_files
 from fleetctl.controller.content.load import load_content
 from fleetctl.controller.metrics import ControllerMetrics
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
+from fleetctl.wire.content import ContentListing, ContentObject, ContentProblem, ContentState
 from runbooks.page import Page
 
 log = structlog.get_logger()
@@ -113,10 +113,10 @@ class ContentStore:
                 data={"overrides": [f"{one.kind} {one.name}" for one in content.objects if one.overrides]},
             )
 
-    def state(self) -> wire.ContentState:
+    def state(self) -> ContentState:
         """What is in force, and whether the last load failed."""
         own = [one for one in self._current.objects if one.source != BUILT_IN]
-        return wire.ContentState(
+        return ContentState(
             folders=[str(folder) for folder in self._folders],
             loaded_at=self._loaded_at,
             own_objects=len(own),
@@ -125,20 +125,20 @@ class ContentStore:
             error=self._failure.message if self._failure is not None else "",
         )
 
-    def listing(self) -> wire.ContentListing:
+    def listing(self) -> ContentListing:
         """Every object with its source and what it overrides, and what is wrong with the content that did not load."""
         current = self._current
         problems = self._failure.problems if self._failure is not None else current.warnings
-        return wire.ContentListing(
+        return ContentListing(
             state=self.state(),
             objects=[
-                wire.ContentObject(
+                ContentObject(
                     kind=one.kind, name=one.name, source=one.source, file=one.file, overrides=list(one.overrides)
                 )
                 for one in current.objects
             ],
             problems=[
-                wire.ContentProblem(
+                ContentProblem(
                     severity=one.severity,
                     file=one.file,
                     line=one.line,

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from fleetctl.controller.failures.failure_watch import Changes, FailureRecord, Placement, Stint
 from fleetctl.controller.tables import node_failures, node_stints
-from fleetctl.wire import FailureKind
+from fleetctl.wire.failure import FailureKind
 
 CHUNK = 500  # ids in one statement
 MAX_VALUE_CHARS = 500

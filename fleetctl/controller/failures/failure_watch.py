@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from fleetctl.wire import FailureKind
+from fleetctl.wire.failure import FailureKind
 
 END_AFTER_S = 60.0  # a sign that comes and goes is one failure
 EPISODE_GAP_S = 300.0  # what follows so soon on one node is of one cause: a card's XID, then the crash

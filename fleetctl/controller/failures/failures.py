@@ -13,7 +13,6 @@ import structlog
 
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from fleetctl import wire
 from fleetctl.controller.database import StorageLostError
 from fleetctl.controller.failures.failure_store import (
     extend_stints,
@@ -37,7 +36,8 @@ from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.fleet_series import FAILURE_RATIO, FleetSample
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.node_groups import NodeGroups
-from fleetctl.wire import FailureKind, FailuresBy, NodePhase
+from fleetctl.wire.failure import Failure, FailureGroup, FailureKind, FailuresBy
+from fleetctl.wire.node import NodePhase
 
 log = structlog.get_logger()
 
@@ -127,12 +127,12 @@ class Failures:
         for one in changes.begun:
             log.info("node.failure", node=one.place.node, kind=one.kind.value, host=one.place.host, reason=one.reason)
 
-    async def failures(self, since: float) -> list[wire.Failure]:
+    async def failures(self, since: float) -> list[Failure]:
         """Those that began since then, or stand, the newest first."""
         found = await self._database.read(lambda c: list_failures(c, since))
         return [failure_view(one, incident) for one, incident in reversed(found)]
 
-    async def groups(self, by: FailuresBy, since: float) -> list[wire.FailureGroup]:
+    async def groups(self, by: FailuresBy, since: float) -> list[FailureGroup]:
         """Every group that was watched or failed since then, the worst first."""
         records, stints = await self._database.read(lambda c: (list_failures(c, since), list_stints(c, since)))
         known = [one for one, _ in records if one.at >= since]
@@ -224,9 +224,7 @@ def name_in(by: FailuresBy, place: Placement) -> str:
     return name
 
 
-def failure_groups(
-    by: FailuresBy, records: Iterable[FailureRecord], stints: Iterable[Stint]
-) -> list[wire.FailureGroup]:
+def failure_groups(by: FailuresBy, records: Iterable[FailureRecord], stints: Iterable[Stint]) -> list[FailureGroup]:
     """Counts, rates and how they compare; lemons first, then by the lower end of what their ratio may be. Pure."""
     hours: dict[str, float] = {}
     nodes: dict[str, set[str]] = {}
@@ -262,9 +260,9 @@ def _group_view(
     failures: int,
     kinds: Counter[FailureKind] | None,
     judged: Lemon | None,
-) -> wire.FailureGroup:
+) -> FailureGroup:
     judged = judged or Lemon(Standing.UNKNOWN, why=f"nobody says which {by.value} it is")
-    return wire.FailureGroup(
+    return FailureGroup(
         by=by,
         name=name,
         nodes=nodes,
@@ -280,14 +278,14 @@ def _group_view(
     )
 
 
-def surely_at_least(group: wire.FailureGroup) -> float | None:
+def surely_at_least(group: FailureGroup) -> float | None:
     """The lower end of a lemon's ratio, at most 1 of an ordinary one; None: its standing is not known."""
     if group.ratio_low is None or group.standing == Standing.UNKNOWN.value:
         return None
     return group.ratio_low if group.standing == Standing.LEMON.value else min(1.0, group.ratio_low)
 
 
-def offence_words(group: wire.FailureGroup) -> str:
+def offence_words(group: FailureGroup) -> str:
     """A lemon in a sentence."""
     what = ", ".join(f"{kind.value} {count}" for kind, count in group.kinds.items())
     return (
@@ -296,9 +294,9 @@ def offence_words(group: wire.FailureGroup) -> str:
     )
 
 
-def failure_view(one: FailureRecord, incident_id: str | None) -> wire.Failure:
+def failure_view(one: FailureRecord, incident_id: str | None) -> Failure:
     """A failure for the API."""
-    return wire.Failure(
+    return Failure(
         id=one.id,
         episode=one.episode,
         kind=one.kind,

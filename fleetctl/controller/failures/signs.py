@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.fleet_series import reason_word
-from fleetctl.wire import FailureKind, Gpu, NodePhase
+from fleetctl.wire.failure import FailureKind
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.node import NodePhase
 
 NEVER_READY_AFTER_S = 1800.0  # a large model takes minutes to load; what takes longer is not on its way
 

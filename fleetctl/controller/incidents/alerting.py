@@ -35,7 +35,7 @@ from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.fleet import Fleet
 from fleetctl.controller.records import Records
 from fleetctl.controller.signals.scrape import Signals
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 log = structlog.get_logger()
 

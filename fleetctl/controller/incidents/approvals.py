@@ -8,7 +8,7 @@ from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.content.store import ContentStore
 from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.nodes.fleet import Fleet
-from fleetctl.wire import TokenRole
+from fleetctl.wire.identity import TokenRole
 from runbooks.approval import NO_NEED, ApprovalFacts, ApprovalNeed, judge_approvals
 from runbooks.run import ACTION, Run, taken_out
 from runbooks.target import TargetKind

@@ -15,7 +15,7 @@ from fleetctl.controller.incidents.incident_report import IncidentReports, write
 from fleetctl.controller.incidents.incident_store import save_incident, set_blackbox
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import IncidentSettings
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 from runbooks.errors import RunbookError
 from runbooks.executor import Executor
 from runbooks.journal import Journal

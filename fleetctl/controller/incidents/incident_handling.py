@@ -25,15 +25,8 @@ from fleetctl.controller.incidents.incident_book import IncidentBook
 from fleetctl.controller.incidents.incident_store import get_incident, save_incident
 from fleetctl.controller.records import Records
 from fleetctl.kit.errors import BadInputError, RefusedError
-from fleetctl.wire import (
-    AssignRequest,
-    IncidentNote,
-    IncidentSilenceRequest,
-    Silence,
-    SilenceMatcher,
-    SilenceRequest,
-    VerdictRequest,
-)
+from fleetctl.wire.incident import AssignRequest, IncidentNote, IncidentSilenceRequest, VerdictRequest
+from fleetctl.wire.silence import Silence, SilenceMatcher, SilenceRequest
 
 log = structlog.get_logger()
 

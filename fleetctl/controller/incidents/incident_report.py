@@ -36,7 +36,7 @@ from fleetctl.kit.printable import printable_tree
 from fleetctl.kit.version import software_version
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.settings.controller import IncidentSettings
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 from runbooks.journal import Journal
 
 PageForm = Literal["md", "html"]

@@ -12,7 +12,6 @@ from diagnostics.diagnosis import ITSELF, SAYS_ITSELF, Diagnosis, what_to_do
 from diagnostics.incident import FiredAlert, Incident, IncidentStatus, by_gravity, fired_alert
 from diagnostics.record import IncidentRecord
 from diagnostics.severity import clock_began_at, sev_level
-from fleetctl import wire
 from fleetctl.controller.alertmanager.silence import Silenced, Silencing
 from fleetctl.controller.content.content import Content
 from fleetctl.controller.incidents.by_hand import run_command
@@ -20,6 +19,19 @@ from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.nodes.deep_checks import DeepCheck
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.gateways import GatewayState
+from fleetctl.wire.alert import Alert
+from fleetctl.wire.diagnosis import Diagnosis as WireDiagnosis
+from fleetctl.wire.freeze import Freeze as WireFreeze
+from fleetctl.wire.gateway import Gateway
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.incident import Handling
+from fleetctl.wire.incident import Incident as WireIncident
+from fleetctl.wire.incident import IncidentStatus as WireIncidentStatus
+from fleetctl.wire.node import DeepCheck as WireDeepCheck
+from fleetctl.wire.node import Node, Signal
+from fleetctl.wire.run import Run as WireRun
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.timeline import TimelineEntry
 from runbooks.page import Page
 from runbooks.ports import Freeze
 from runbooks.run import Run, RunStatus
@@ -30,22 +42,22 @@ NO_VALUES: Mapping[str, float | None] = MappingProxyType({})
 _IN_VAIN = (RunStatus.FAILED, RunStatus.UNDONE, RunStatus.REFUSED, RunStatus.EXPIRED)
 
 
-def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> wire.DeepCheck:
+def deep_check_view(check: DeepCheck | None, now: float, max_age_s: float) -> WireDeepCheck:
     """The last deep check of a node; a result older than `max_age_s` is not known any more."""
     if check is None:
-        return wire.DeepCheck()
+        return WireDeepCheck()
     is_right = check.known(now, max_age_s)
-    return wire.DeepCheck(
+    return WireDeepCheck(
         result="unknown" if is_right is None else ("passed" if is_right else "failed"),
         age_s=None if check.checked_at is None else max(0.0, now - check.checked_at),
         detail=check.detail,
     )
 
 
-def gateway_view(state: GatewayState, now: float) -> wire.Gateway:
+def gateway_view(state: GatewayState, now: float) -> Gateway:
     """A gateway as seen last, with what it says of itself."""
     report = state.report
-    return wire.Gateway(
+    return Gateway(
         name=state.name,
         url=state.url,
         phase=state.phase,
@@ -68,17 +80,17 @@ def gateway_view(state: GatewayState, now: float) -> wire.Gateway:
 
 def node_view(
     state: NodeState,
-    signals: Mapping[str, wire.Signal],
+    signals: Mapping[str, Signal],
     scraped_at: float | None,
     alerts: Sequence[str],
-    deep_check: wire.DeepCheck,
+    deep_check: WireDeepCheck,
     seen_at: float,
     now: float,
-    gpus: Sequence[wire.Gpu] = (),
-) -> wire.Node:
+    gpus: Sequence[Gpu] = (),
+) -> Node:
     """A node as seen last, with its signals and their ages."""
     spec = state.row.spec
-    return wire.Node(
+    return Node(
         name=state.name,
         url=state.url or state.row.url or "",
         phase=state.phase,
@@ -105,11 +117,11 @@ def node_view(
 
 def alert_view(
     alert: ActiveAlert | FiredAlert, silencing_of: Callable[[FiredAlert], Silencing] = lambda _: Silencing(Silenced.NO)
-) -> wire.Alert:
+) -> Alert:
     """An alert of either kind, with its silences."""
     plain = alert if isinstance(alert, FiredAlert) else fired_alert(alert)
     silencing = silencing_of(plain)
-    return wire.Alert.model_validate(
+    return Alert.model_validate(
         {
             **asdict(plain),
             "labels": dict(plain.labels),
@@ -119,38 +131,38 @@ def alert_view(
     )
 
 
-def diagnosis_view(diagnosis: Diagnosis) -> wire.Diagnosis:
+def diagnosis_view(diagnosis: Diagnosis) -> WireDiagnosis:
     """A diagnosis with its evidence."""
-    return wire.Diagnosis.model_validate(asdict(diagnosis))
+    return WireDiagnosis.model_validate(asdict(diagnosis))
 
 
-def run_view(run: Run, *, held: str = "", prediction: str = "") -> wire.Run:
+def run_view(run: Run, *, held: str = "", prediction: str = "") -> WireRun:
     """A run with its steps. `held`: what keeps a proposal from acting now. `prediction`: what it will do to TTFT."""
-    return wire.Run.model_validate({**run.to_dict(), "held": held, "prediction": prediction})
+    return WireRun.model_validate({**run.to_dict(), "held": held, "prediction": prediction})
 
 
-def freeze_view(freeze: Freeze) -> wire.Freeze:
+def freeze_view(freeze: Freeze) -> WireFreeze:
     """A freeze, as its API tells it."""
-    return wire.Freeze.model_validate(asdict(freeze))
+    return WireFreeze.model_validate(asdict(freeze))
 
 
-def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_remedy: str = "") -> wire.Incident:
+def incident_summary(stored: StoredIncident, runs: Sequence[WireRun] = (), no_remedy: str = "") -> WireIncident:
     """Without timeline and evidence: what a list shows."""
     incident: Incident = stored.incident
     level = sev_level(incident.severity)
     diagnosis = incident.diagnosis
     short = diagnosis_view(diagnosis).model_copy(update={"evidence": []}) if diagnosis else None
-    return wire.Incident(
+    return WireIncident(
         id=incident.id,
         title=incident.title,
-        status=wire.IncidentStatus(incident.status.value),
+        status=WireIncidentStatus(incident.status.value),
         severity=incident.severity,
         sev=level.name,
         due_at=None if level.within_s is None else clock_began_at(incident) + level.within_s,
         scope=dict(incident.scope),
         opened_at=incident.opened_at,
         onset_at=incident.onset_at,
-        handling=wire.Handling(**asdict(incident.handling), words=incident.handling.words),
+        handling=Handling(**asdict(incident.handling), words=incident.handling.words),
         no_remedy=no_remedy,
         imported_from=stored.imported_from,
         resolved_at=incident.resolved_at,
@@ -167,12 +179,12 @@ def incident_summary(stored: StoredIncident, runs: Sequence[wire.Run] = (), no_r
 
 def incident_view(
     stored: StoredIncident,
-    runs: Sequence[wire.Run],
-    timeline: Sequence[wire.TimelineEntry],
+    runs: Sequence[WireRun],
+    timeline: Sequence[TimelineEntry],
     silencing_of: Callable[[FiredAlert], Silencing],
     no_remedy: str = "",
     values: Mapping[str, float | None] = NO_VALUES,
-) -> wire.Incident:
+) -> WireIncident:
     """An incident with all that is known of it. `values`: of alerts now, by fingerprint; it keeps those with which they
     fired."""
     diagnosis = stored.incident.diagnosis
@@ -189,17 +201,15 @@ def _valued(alert: FiredAlert, values: Mapping[str, float | None]) -> FiredAlert
     return replace(alert, value=values.get(alert.fingerprint, alert.value)) if alert.state == "firing" else alert
 
 
-def imported_view(stored: StoredIncident, told_here: Sequence[wire.TimelineEntry]) -> wire.Incident:
+def imported_view(stored: StoredIncident, told_here: Sequence[TimelineEntry]) -> WireIncident:
     """One that was read from a file, with the file's runs and timeline, and what was told of it here since."""
     known = stored.imported or {}
-    runs = [wire.Run.model_validate({**run, "held": "", "prediction": ""}) for run in known.get("runs", ())]
-    timeline = [wire.TimelineEntry.model_validate(entry) for entry in known.get("timeline", ())]
+    runs = [WireRun.model_validate({**run, "held": "", "prediction": ""}) for run in known.get("runs", ())]
+    timeline = [TimelineEntry.model_validate(entry) for entry in known.get("timeline", ())]
     return incident_view(stored, runs, [*timeline, *told_here], lambda _: Silencing(Silenced.NO))
 
 
-def no_remedy(
-    incident: Incident, content: Content, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry] = ()
-) -> str:
+def no_remedy(incident: Incident, content: Content, runs: Sequence[Run], timeline: Sequence[TimelineEntry] = ()) -> str:
     """Why nothing can be proposed for an open incident, and what a person does; "" while a page treats it, and while
     its cause is looked for. `timeline`: where it is told why a page that there is was not proposed."""
     diagnosis = incident.diagnosis
@@ -240,7 +250,7 @@ def no_remedy(
     return f"no runbook treats {diagnosis.cause}" + (f". By hand: {known.no_page}" if known and known.no_page else "")
 
 
-def _named_since(cause: str, timeline: Sequence[wire.TimelineEntry]) -> float:
+def _named_since(cause: str, timeline: Sequence[TimelineEntry]) -> float:
     """Since when verdicts name this cause without another one between, however sure they are; for ever later where the
     timeline has none: what was not proposed then is not said again when the same cause is confirmed."""
     since = math.inf
@@ -252,9 +262,9 @@ def _named_since(cause: str, timeline: Sequence[wire.TimelineEntry]) -> float:
     return since
 
 
-def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:
+def runbook_view(page: Page, *, with_page: bool) -> RunbookInfo:
     """A runbook, with or without its page."""
-    return wire.RunbookInfo(
+    return RunbookInfo(
         name=page.name,
         title=page.title,
         risk=page.risk,
@@ -264,7 +274,7 @@ def runbook_view(page: Page, *, with_page: bool) -> wire.RunbookInfo:
     )
 
 
-def record_of(incident: Incident, runs: Sequence[Run], timeline: Sequence[wire.TimelineEntry]) -> IncidentRecord:
+def record_of(incident: Incident, runs: Sequence[Run], timeline: Sequence[TimelineEntry]) -> IncidentRecord:
     """The incident with its runs and timeline, as the post-mortem and the black box take it."""
     return IncidentRecord.model_validate(
         {

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.node_row import RouteIntent
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 KEPT_S = 6 * 3600.0
 """Nobody asks what changed longer before an incident than this."""

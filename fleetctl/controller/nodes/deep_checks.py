@@ -25,7 +25,7 @@ from fleetctl.engines.answer_vote import Verdict
 from fleetctl.engines.kind import Can
 from fleetctl.engines.table import engine_kind
 from fleetctl.kit.errors import FleetctlError
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from runbooks.ability import Ability
 
 log = structlog.get_logger()

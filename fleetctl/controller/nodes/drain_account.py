@@ -26,7 +26,7 @@ from fleetctl.controller.receipts.drain_lines import (
 )
 from fleetctl.controller.receipts.receipts import OpenReceipt, Receipts
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import DrainReceipt
+from fleetctl.wire.receipt import DrainReceipt
 from runbooks.ports import Receipt
 
 log = structlog.get_logger()

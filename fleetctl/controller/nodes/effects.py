@@ -39,7 +39,7 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, Unre
 from fleetctl.providers.provider import AsksLeave, CordonsHosts, NodeProvider, end_for_restart
 from fleetctl.providers.spec import NodeSpec
 from fleetctl.traffic_rule import TrafficRuleRequest
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from runbooks.ports import PermanentError, PoolOwner, Receipt, RolloutOrder, TemporaryError
 from runbooks.stopwatch import Stopwatch
 

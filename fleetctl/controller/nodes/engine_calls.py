@@ -23,7 +23,7 @@ from fleetctl.engines.engine_call import ENGINE_CALLS, EngineAct, EngineCall
 from fleetctl.engines.table import engine_kind
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import HeldRequests, KvBlocks
+from fleetctl.wire.held import HeldRequests, KvBlocks
 from runbooks.ports import NotPossibleError, PermanentError, Receipt, TemporaryError
 
 _NEVER = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)

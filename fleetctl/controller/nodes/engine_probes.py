@@ -11,7 +11,7 @@ from fleetctl.discovery.probe import EngineFacts, probe_engine
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.fetch import TextAnswer
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 PROBE_AGAIN_S = 300.0  # what runs at an address changes with a deploy
 PROBE_SOONER_S = 5.0  # while something is not known of it

@@ -31,7 +31,7 @@ from fleetctl.controller.slots import Slots
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.provider import NodeProvider, ObservedInstance, Sign, exit_words
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 log = structlog.get_logger()
 

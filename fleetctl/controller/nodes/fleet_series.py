@@ -23,7 +23,7 @@ from fleetctl.controller.nodes.node_row import RouteIntent
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.provider import Sign
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 PROCESS_UP = "fleet_node_process_up"
 """1: the provider sees its process run; 0: it is wanted, was started, and its process ended."""

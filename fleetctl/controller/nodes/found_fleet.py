@@ -19,7 +19,7 @@ from fleetctl.discovery.found_node import FoundNode
 from fleetctl.providers.found import API_KEY, FOUND, GROUP, METRICS_URL, SOURCE, URL
 from fleetctl.providers.provider import NodeProvider
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import DiscoveryState
+from fleetctl.wire.discovery import DiscoveryState
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from fleetctl.controller.records import Records
 from fleetctl.controller.tables import freezes
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import FreezeRequest
+from fleetctl.wire.freeze import FreezeRequest
 from runbooks.ports import Freeze
 from runbooks.restraint import freeze_text
 

@@ -19,7 +19,8 @@ from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.kit.restart_backoff import RestartBackoff
 from fleetctl.providers.local_gateway import GATEWAY, LocalGateway
 from fleetctl.providers.provider import ObservedInstance, exit_words
-from fleetctl.wire import GatewayPhase, TenantUse
+from fleetctl.wire.gateway import GatewayPhase
+from fleetctl.wire.tenant import TenantUse
 from runbooks.ports import PermanentError, Receipt, TemporaryError, WayOut
 
 log = structlog.get_logger()

@@ -23,7 +23,8 @@ from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import EndTerms, NodeProvider, capacity_of, end_terms_of
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase, RouteSignals
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteSignals
 from runbooks.ports import Capacity, EndBudget, Freeze, NodeFacts, NodeRoom, RevisionFacts, WantedChange, WayOut
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fleetctl.engines.kind import EngineKind
 from fleetctl.kit.fetch import TextAnswer
-from fleetctl.wire import GatewayWorkers
+from fleetctl.wire.gateway import GatewayWorkers
 from runbooks.ports import WayOut
 
 MAX_WORDS = 300

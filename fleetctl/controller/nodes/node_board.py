@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetctl import wire
 from fleetctl.told_node import Path, nested, values_of
+from fleetctl.wire.node import Node, NodeChanges
 
 AGES_TO_S = 6.0  # an age is told to that: it is told anew with each scrape, and else when it is off by more
 MAX_GONE = 10_000  # names of nodes that are there no more: who knows of more begins anew
@@ -34,14 +34,14 @@ class NodeBoard:
         self._first_known = 0  # nothing is known of what went before this version
         self._is_other = False  # something changed in the look that goes on
 
-    def look(self, nodes: Iterable[wire.Node], now: float) -> None:
+    def look(self, nodes: Iterable[Node], now: float) -> None:
         """These are all nodes, as they were at `now`."""
         nodes = list(nodes)
         version = self.version + 1
         self.see(nodes, now, version)
         self.finish({node.name for node in nodes}, version)
 
-    def see(self, nodes: Iterable[wire.Node], now: float, version: int) -> None:
+    def see(self, nodes: Iterable[Node], now: float, version: int) -> None:
         """Some of the nodes of a look, which `finish` ends: of many, somebody else has a turn between."""
         for node in nodes:
             found = dict(values_of(node, now))
@@ -78,9 +78,9 @@ class NodeBoard:
         """Names of nodes that went after this version."""
         return [name for name, at in self._gone.items() if at > since]
 
-    def tell(self, names: Sequence[str], since: int, now: float) -> wire.NodeChanges:
+    def tell(self, names: Sequence[str], since: int, now: float) -> NodeChanges:
         """What changed after this version of those nodes that are still there."""
-        changes = wire.NodeChanges(now=now)
+        changes = NodeChanges(now=now)
         for name in names:
             told = self._rows.get(name)
             if told is None:

@@ -34,7 +34,8 @@ from fleetctl.kit.errors import UnreachableError
 from fleetctl.kit.fetch import Fetcher, TextAnswer
 from fleetctl.kit.http_body import read_limited
 from fleetctl.kit.key_ring import NO_KEYS, KeyRing
-from fleetctl.wire import HeldRequest, HeldRequests, KvBlocks, TenantUse
+from fleetctl.wire.held import HeldRequest, HeldRequests, KvBlocks
+from fleetctl.wire.tenant import TenantUse
 
 PROBE_TIMEOUT_S = 2.0
 ADMIN_TIMEOUT_S = 5.0

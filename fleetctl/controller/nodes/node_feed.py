@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fleetctl import wire
 from fleetctl.controller.event_feed import ALIVE_EVERY_S, RETRY_MS
 from fleetctl.controller.nodes.node_board import NodeBoard
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError
+from fleetctl.wire.node import Node
 
 LOOK_EVERY_S = 1.0
 LOOKS_SHARE = 0.05  # of a core: of very many nodes looks are rarer, while nothing happens to them
@@ -51,7 +51,7 @@ class NodeFeed:
     Threading: belongs to one event loop.
     """
 
-    def __init__(self, look: Callable[[], Sequence[wire.Node]], clock: Clock) -> None:
+    def __init__(self, look: Callable[[], Sequence[Node]], clock: Clock) -> None:
         """`look`: all nodes as they are now."""
         self._look = look
         self._clock = clock

@@ -15,7 +15,7 @@ from fleetctl.controller.notifications.receiver_words import Delivery
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.settings.controller import ActionSettings
 from fleetctl.settings.notifications import NotificationSettings
-from fleetctl.wire import Silence, SilenceMatcher, SilenceRequest
+from fleetctl.wire.silence import Silence, SilenceMatcher, SilenceRequest
 from runbooks.ports import PermanentError, Receipt, TemporaryError
 
 MAX_OUTPUT_BYTES = 16 * 1024

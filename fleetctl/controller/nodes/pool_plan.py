@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from fleetctl.wire import NodePhase, PoolState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.pool import PoolState
 
 
 class StepKind(StrEnum):

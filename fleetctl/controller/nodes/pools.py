@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.freezes import Freezes
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent, list_nodes, want_node
@@ -37,7 +36,7 @@ from fleetctl.controller.records import Records
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import NodeProvider, capacity_of
 from fleetctl.settings.controller import ActionSettings
-from fleetctl.wire import PoolState
+from fleetctl.wire.pool import Pool, PoolState, Revision
 from runbooks.errors import RunbookError
 from runbooks.restraint import freeze_text
 from runbooks.run import Run, RunStatus
@@ -129,11 +128,11 @@ class Pools:
             {status.pool.name: status.pool.backoff.failures if status.pool.backoff else 0 for status in statuses},
         )
 
-    async def views(self) -> list[wire.Pool]:
+    async def views(self) -> list[Pool]:
         """Every pool by name."""
         return [pool_view(status) for status in await self._statuses()]
 
-    async def revision_views(self) -> list[wire.Revision]:
+    async def revision_views(self) -> list[Revision]:
         """Every revision, the newest first."""
         revisions, pools, rows = await self._database.read(lambda c: (list_revisions(c), list_pools(c), list_nodes(c)))
         return [revision_view(one, pools, rows) for one in revisions]
@@ -276,11 +275,11 @@ class Pools:
         return self._fleet.nodes.get(name) if age_s <= self._stale_after_s else None
 
 
-def pool_view(status: PoolStatus) -> wire.Pool:
+def pool_view(status: PoolStatus) -> Pool:
     """A pool for the API; its reason names the rollout that is under way."""
     pool, backoff = status.pool, status.pool.backoff
     rollout = f"{pool.updated_by}: " if pool.num_current and pool.updated_by.startswith("rollout-") else ""
-    return wire.Pool(
+    return Pool(
         name=pool.name,
         model=pool.model,
         wanted=pool.wanted_size,
@@ -301,10 +300,10 @@ def pool_view(status: PoolStatus) -> wire.Pool:
     )
 
 
-def revision_view(row: RevisionRow, pools: Iterable[PoolRow], nodes: Iterable[NodeRow]) -> wire.Revision:
+def revision_view(row: RevisionRow, pools: Iterable[PoolRow], nodes: Iterable[NodeRow]) -> Revision:
     """A revision with the nodes and pools that have it."""
     revision_id = row.revision.id
-    return wire.Revision(
+    return Revision(
         id=revision_id,
         created_at=row.created_at,
         nodes=[node.name for node in nodes if node.wanted and node.spec.revision == revision_id],

@@ -19,7 +19,8 @@ from fleetctl.controller.nodes.node_row import change_node, list_published, rout
 from fleetctl.controller.nodes.rule_row import list_rules
 from fleetctl.controller.records import Records
 from fleetctl.kit.clock import Clock
-from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import Route, RouteState, RoutingTable
 
 GATEWAY_POLL_S = 0.1
 T = TypeVar("T")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from fleetctl import wire
 from fleetctl.controller.notifications.notification import Notification
+from fleetctl.wire.notification import Notification as WireNotification
+from fleetctl.wire.notification import NotificationState
 
 
-def notification_view(row: Notification) -> wire.Notification:
+def notification_view(row: Notification) -> WireNotification:
     """As the API tells it."""
-    return wire.Notification(
+    return WireNotification(
         id=row.id,
         receiver=row.receiver,
         kind=row.kind.value,
-        state=wire.NotificationState(row.state.value),
+        state=NotificationState(row.state.value),
         incident_id=row.incident_id,
         subject=row.notice.subject,
         text=row.notice.text,

@@ -19,7 +19,6 @@ import structlog
 
 from diagnostics.incident import Incident
 from diagnostics.severity import severity_rank
-from fleetctl import wire
 from fleetctl.controller.database import StorageLostError
 from fleetctl.controller.notifications.courier import Courier
 from fleetctl.controller.notifications.incident_notice import incident_notice
@@ -41,6 +40,8 @@ from fleetctl.controller.records import Records
 from fleetctl.controller.timeline import insert_event
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.notifications import LinkSettings, NotificationSettings, ReceiverSettings
+from fleetctl.wire.notification import Notification as WireNotification
+from fleetctl.wire.notification import Receiver
 from runbooks.ports import PermanentError, TemporaryError
 from runbooks.run import Run
 
@@ -200,7 +201,7 @@ class Notifications:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def test(self, name: str, by: str) -> wire.Notification:
+    async def test(self, name: str, by: str) -> WireNotification:
         """Tell one receiver that this is a test, once and at once. Raises BadInputError: there is none of this name."""
         receiver = self.required(name)
         now = self._clock.now()
@@ -234,19 +235,19 @@ class Notifications:
 
     async def listing(
         self, incident_id: str | None = None, limit: int = 200, before: str | None = None
-    ) -> list[wire.Notification]:
+    ) -> list[WireNotification]:
         """The newest, oldest first; `before`: only those before the one of this id."""
         rows = await self._database.read(lambda c: list_notifications(c, incident_id, limit, before))
         return [notification_view(self._rows.get(row.id, row)) for row in rows]
 
-    async def one(self, notification_id: str) -> wire.Notification | None:
+    async def one(self, notification_id: str) -> WireNotification | None:
         """One of them."""
         row = self._rows.get(notification_id)
         if row is None:
             row = await self._database.read(lambda c: get_notification(c, notification_id))
         return None if row is None else notification_view(row)
 
-    def receivers(self) -> list[wire.Receiver]:
+    def receivers(self) -> list[Receiver]:
         """Who can be told, and how that goes."""
         now = self._clock.now()
         return [self._receiver_view(one, now) for one in self._settings.receivers]
@@ -287,9 +288,9 @@ class Notifications:
         until = self._clock.now() + max(IMPACT_FOR_S, took_s / IMPACT_SHARE)
         self._impacts[incident.id] = _KnownImpact(words, until)
 
-    def _receiver_view(self, receiver: ReceiverSettings, now: float) -> wire.Receiver:
+    def _receiver_view(self, receiver: ReceiverSettings, now: float) -> Receiver:
         mine = [row for row in self._rows.values() if row.receiver == receiver.name]
-        return wire.Receiver(
+        return Receiver(
             name=receiver.name,
             kind=receiver.kind.value,
             waiting=sum(row.state is _S.WAITING for row in mine),

@@ -23,7 +23,7 @@ from fleetctl.controller.records import Records
 from fleetctl.controller.tables import receipts
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.signed_document import SigningKey
-from fleetctl.wire import DrainReceipt
+from fleetctl.wire.receipt import DrainReceipt
 
 log = structlog.get_logger()
 

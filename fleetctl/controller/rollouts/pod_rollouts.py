@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from fleetctl import wire
 from fleetctl.kit.errors import FleetctlError, UnreachableError
 from fleetctl.providers.pool_rollout import PoolRollout, RollsPools
+from fleetctl.wire.rollout import Rollout
 from runbooks.ports import (
     PermanentError,
     Receipt,
@@ -74,7 +74,7 @@ class PodRollouts:
             "told": f"{standing.workload}: {what}; it goes on by itself: fleetctl rollout status {order.pool}",
         }
 
-    async def views(self, pool: str | None = None) -> list[wire.Rollout]:
+    async def views(self, pool: str | None = None) -> list[Rollout]:
         """Of each pool the one that is, or was last; none while the cluster can't be looked at."""
         try:
             found = await self._found()
@@ -107,10 +107,10 @@ def _facts(rollout: PoolRollout) -> RolloutFacts:
     )
 
 
-def _view(rollout: PoolRollout) -> wire.Rollout:
+def _view(rollout: PoolRollout) -> Rollout:
     current, earlier = rollout.current, rollout.earlier
     assert current is not None
-    view = wire.Rollout(
+    view = Rollout(
         id=rollout.workload.replace("/", "-"),
         pool=rollout.pool,
         state=rollout.state,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fleetctl import wire
 from fleetctl.controller.rollouts.gate import GateReport
 from fleetctl.controller.rollouts.rollout import Rollout, RolloutState
 from fleetctl.controller.rollouts.rollouts import RolloutStatus
+from fleetctl.wire.rollout import Rollout as WireRollout
+from fleetctl.wire.rollout import RolloutChange, RolloutSignal
 
 
-def rollout_view(rollout: Rollout, status: RolloutStatus | None = None, held: str = "") -> wire.Rollout:
+def rollout_view(rollout: Rollout, status: RolloutStatus | None = None, held: str = "") -> WireRollout:
     """A rollout; with what is seen of its pool while it is under way. `held`: why the pool's exchange stands still."""
     report = status.seen.report if status is not None else None
-    view = wire.Rollout(
+    view = WireRollout(
         id=rollout.id,
         pool=rollout.pool,
         state=rollout.state.value,
@@ -34,7 +35,7 @@ def rollout_view(rollout: Rollout, status: RolloutStatus | None = None, held: st
         reason=rollout.reason,
         updated_at=rollout.updated_at,
         updated_by=rollout.updated_by,
-        history=[wire.RolloutChange(**{**asdict(one), "state": one.state.value}) for one in rollout.history],
+        history=[RolloutChange(**{**asdict(one), "state": one.state.value}) for one in rollout.history],
     )
     if status is None:
         return view
@@ -48,10 +49,10 @@ def rollout_view(rollout: Rollout, status: RolloutStatus | None = None, held: st
     return view.model_copy(update={**counts, "waits_for": f"{waits}; held: {held}" if held else waits})
 
 
-def signal_views(report: GateReport) -> list[wire.RolloutSignal]:
+def signal_views(report: GateReport) -> list[RolloutSignal]:
     """The gate's signals with their numbers."""
     return [
-        wire.RolloutSignal(
+        RolloutSignal(
             name=one.name,
             verdict=one.verdict.value,
             words=one.words,

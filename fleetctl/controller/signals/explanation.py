@@ -9,7 +9,7 @@ from alerts.evaluation.rules import AlertingRule, RuleGroup
 from alerts.promql import evaluate
 from alerts.review.conditions import conditions_of
 from alerts.series.store import SeriesStore
-from fleetctl import wire
+from fleetctl.wire.alert import AlertExplanation, AlertPart
 
 
 def find_rule(groups: Sequence[RuleGroup], name: str) -> AlertingRule | None:
@@ -18,12 +18,10 @@ def find_rule(groups: Sequence[RuleGroup], name: str) -> AlertingRule | None:
     return next((rule for rule in rules if isinstance(rule, AlertingRule) and rule.name == name), None)
 
 
-def explain_alert(
-    rule: AlertingRule, labels: Mapping[str, str], store: SeriesStore, now: float
-) -> wire.AlertExplanation:
+def explain_alert(rule: AlertingRule, labels: Mapping[str, str], store: SeriesStore, now: float) -> AlertExplanation:
     """Each part of the rule, and what it comes to for the alert with these labels."""
     parts = [
-        wire.AlertPart(
+        AlertPart(
             joined=one.joined,
             expression=one.left,
             comparison=one.comparison,
@@ -33,7 +31,7 @@ def explain_alert(
         )
         for one in conditions_of(rule.query.text)
     ]
-    return wire.AlertExplanation(name=rule.name, expression=rule.query.text.strip(), for_s=rule.for_s, parts=parts)
+    return AlertExplanation(name=rule.name, expression=rule.query.text.strip(), for_s=rule.for_s, parts=parts)
 
 
 def _value(expression: str, labels: Mapping[str, str], store: SeriesStore, now: float) -> float | None:

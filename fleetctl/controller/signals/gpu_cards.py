@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from fleetctl import wire
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupGpus
 
 READINGS = {
     "temperature_c": "llm:gpu_temperature_celsius",
@@ -24,7 +25,7 @@ READINGS = {
     # Since the driver was loaded: a counter near 9.22e18 is DCGM's word for "not supported".
     "ecc_uncorrected": "max by (node, gpu) (DCGM_FI_DEV_ECC_DBE_VOL_TOTAL < 1e18)",
 }
-"""Field of `wire.Gpu` to what is asked for."""
+"""Field of `wire.gpu.Gpu` to what is asked for."""
 
 THROTTLES = {
     "hw_slowdown": "llm:gpu_throttled_hw_slowdown",
@@ -50,7 +51,7 @@ Key = tuple[str, str]
 """Node and number of the card."""
 
 
-def gpu_cards(store: SeriesStore, now: float, stale_after_s: float) -> dict[Key, wire.Gpu]:
+def gpu_cards(store: SeriesStore, now: float, stale_after_s: float) -> dict[Key, Gpu]:
     """Every card that somebody told of lately, without what only the fleet knows of its node."""
     fields: dict[Key, dict[str, object]] = {}
 
@@ -82,12 +83,12 @@ def gpu_cards(store: SeriesStore, now: float, stale_after_s: float) -> dict[Key,
     for key, labels, _ in told(_CARD):
         fields.setdefault(key, {})["card"] = labels.get("modelName", "")
     return {
-        key: wire.Gpu.model_validate({"node": key[0], "gpu": key[1], "xids": sorted(codes.get(key, ())), **one})
+        key: Gpu.model_validate({"node": key[0], "gpu": key[1], "xids": sorted(codes.get(key, ())), **one})
         for key, one in sorted(fields.items())
     }
 
 
-def gpus_of_group(members: Sequence[str], own: Sequence[wire.Gpu]) -> wire.GroupGpus:
+def gpus_of_group(members: Sequence[str], own: Sequence[Gpu]) -> GroupGpus:
     """These nodes' own cards as a whole: the hottest, the slowest, how many are throttled, what failed."""
 
     def known(field: str) -> list[float]:
@@ -97,7 +98,7 @@ def gpus_of_group(members: Sequence[str], own: Sequence[wire.Gpu]) -> wire.Group
         values = known(field)
         return math.fsum(values) if values else None
 
-    return wire.GroupGpus(
+    return GroupGpus(
         cards=len(own),
         nodes_known=len({card.node for card in own}),
         nodes=len(members),

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from alerts.promql import evaluate
 from alerts.promql.histogram import Buckets
 from alerts.series.store import SeriesStore
-from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.signals.gpu_cards import gpu_cards, gpus_of_group
 from fleetctl.controller.signals.group_load import (
@@ -24,7 +23,8 @@ from fleetctl.controller.signals.group_load import (
 from fleetctl.controller.signals.node_signals import Signals, signals_by_node
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.cost import NodeCosts
-from fleetctl.wire import GroupBy
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupBy, GroupLoad, GroupSignal, NodeGroup
 
 FRESH_FOR_S = 1.0  # views asked for within it share one look at the series
 SLOW_SERIES_S = 15.0  # the interval of the rules that record histograms
@@ -55,8 +55,8 @@ class Cards:
     """Every card that somebody told of lately."""
 
     at: float
-    all: Sequence[wire.Gpu]
-    of_node: Mapping[str, Sequence[wire.Gpu]]
+    all: Sequence[Gpu]
+    of_node: Mapping[str, Sequence[Gpu]]
 
 
 class NodeGroups:
@@ -86,13 +86,13 @@ class NodeGroups:
         now = self._clock.now()
         if self._cards is None or not 0 <= now - self._cards.at < FRESH_FOR_S:
             found = list(gpu_cards(self._store, now, self._stale_after_s).values())
-            of_node: dict[str, list[wire.Gpu]] = {}
+            of_node: dict[str, list[Gpu]] = {}
             for card in found:
                 of_node.setdefault(card.node, []).append(card)
             self._cards = Cards(now, found, of_node)
         return self._cards
 
-    def gpus(self) -> list[wire.Gpu]:
+    def gpus(self) -> list[Gpu]:
         """Every card, with its node's place in the fleet."""
         found = []
         for card in self.cards().all:
@@ -112,7 +112,7 @@ class NodeGroups:
             return None
         return self._costs.of(state.row.spec, (card.card for card in self.cards().of_node.get(name, ())))
 
-    def groups(self, by: GroupBy) -> list[wire.NodeGroup]:
+    def groups(self, by: GroupBy) -> list[NodeGroup]:
         """Every group of wanted nodes, by name."""
         look = self.look()
         of_group: dict[str, list[NodeState]] = {}
@@ -121,9 +121,9 @@ class NodeGroups:
                 of_group.setdefault(getattr(state.row.spec, by), []).append(state)
         return [self._group(by, name, of_group[name], look) for name in sorted(of_group)]
 
-    def _group(self, by: GroupBy, name: str, states: Sequence[NodeState], look: Look) -> wire.NodeGroup:
+    def _group(self, by: GroupBy, name: str, states: Sequence[NodeState], look: Look) -> NodeGroup:
         known = [one for one in states if look.at - self._fleet.seen_at(one.name) <= self._stale_after_s]
-        return wire.NodeGroup(
+        return NodeGroup(
             by=by,
             name=name,
             nodes=len(states),
@@ -132,7 +132,7 @@ class NodeGroups:
             load=self._load(by, name, sorted(one.name for one in states), look),
         )
 
-    def _load(self, by: GroupBy, name: str, members: Sequence[str], look: Look) -> wire.GroupLoad:
+    def _load(self, by: GroupBy, name: str, members: Sequence[str], look: Look) -> GroupLoad:
         values = look.values
         nothing: Values = {}
 
@@ -151,9 +151,9 @@ class NodeGroups:
         own = [buckets for labels, buckets in look.histograms if labels.get(by, "") == name]
         found["ttft_p95_s"] = pooled_quantile(0.95, members, own, of("first_tokens_per_s"))
         cards = self.cards().of_node
-        return wire.GroupLoad(
+        return GroupLoad(
             gpus=gpus_of_group(members, [card for name in members for card in cards.get(name, ())]),
-            **{signal: wire.GroupSignal(**asdict(one)) for signal, one in found.items()},
+            **{signal: GroupSignal(**asdict(one)) for signal, one in found.items()},
         )
 
     def _look(self, now: float) -> Look:

@@ -6,7 +6,7 @@ import math
 
 from alerts.promql import evaluate
 from alerts.series.store import SeriesStore
-from fleetctl import wire
+from fleetctl.wire.node import Signal
 
 SIGNALS = {
     "running": "llm:running",
@@ -25,9 +25,9 @@ SIGNALS = {
     "preemptions_per_s": "llm:preemptions:rate",
     "preemption_ratio": "llm:preemption_ratio",
 }
-"""Field of `wire.Node` to the series."""
+"""Field of `wire.node.Node` to the series."""
 
-Signals = dict[str, dict[str, wire.Signal]]
+Signals = dict[str, dict[str, Signal]]
 """Node name to signal name to value and age."""
 
 
@@ -38,6 +38,6 @@ def signals_by_node(store: SeriesStore, now: float) -> Signals:
         for sample in evaluate(series, store, now):
             node = sample.labels.get("node")
             if node and math.isfinite(sample.value):
-                signal = wire.Signal(value=sample.value, age_s=max(0.0, now - sample.at))
+                signal = Signal(value=sample.value, age_s=max(0.0, now - sample.at))
                 found.setdefault(node, {})[name] = signal
     return found

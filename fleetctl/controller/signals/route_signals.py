@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from alerts.promql import evaluate
 from alerts.sample import Sample
 from alerts.series.store import SeriesStore
-from fleetctl.wire import RouteSignals
+from fleetctl.wire.routing import RouteSignals
 
 _ROUNDING = 0.005  # of the label below, which has two digits behind the point
 

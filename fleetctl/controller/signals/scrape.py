@@ -15,7 +15,7 @@ from fleetctl.engines.table import engine_kind
 from fleetctl.kit.fetch import Fetcher
 from fleetctl.providers.found import METRICS_URL
 from fleetctl.settings.tree import Settings
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 JOB = "llm-node"
 _GATEWAY = "(gateway)"  # no node can have this name

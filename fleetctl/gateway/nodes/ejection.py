@@ -17,7 +17,7 @@ import structlog
 
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway_health import EjectionSettings
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 log = structlog.get_logger()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fleetctl.wire import RouteSignals
+from fleetctl.wire.routing import RouteSignals
 
 STALE_AFTER_S = 15.0
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleetctl.gateway.nodes.controller_urls import ControllerUrls
 from fleetctl.gateway.nodes.node_views import NodeViews
-from fleetctl.wire import RouteSignals
+from fleetctl.wire.routing import RouteSignals
 
 log = structlog.get_logger()
 

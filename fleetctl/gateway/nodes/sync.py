@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fleetctl.gateway.nodes.controller_urls import ControllerUrls
 from fleetctl.gateway.nodes.table import FILE_NAME, Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import RoutingTable
+from fleetctl.wire.routing import RoutingTable
 
 log = structlog.get_logger()
 

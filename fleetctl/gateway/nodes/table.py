@@ -14,7 +14,8 @@ from yarl import URL
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.traffic_rule import TrafficRule
-from fleetctl.wire import NodePhase, Route, RouteState, RoutingTable
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import Route, RouteState, RoutingTable
 
 FILE_NAME = "routing-table.json"
 

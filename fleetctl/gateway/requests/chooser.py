@@ -33,7 +33,7 @@ from fleetctl.gateway.routing.prefix_index import NO_MATCH, PrefixIndex, PrefixM
 from fleetctl.gateway.routing.ring import Ring
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.settings.gateway_routing import RoutingSettings
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 
 WEIGH_ALL = 16  # nodes; of more, a sample is weighed:
 HOLDERS = 4

@@ -22,42 +22,25 @@ from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError
 from fleetctl.told_node import KnownNodes
 from fleetctl.traffic_rule import RerouteSpec, TrafficRule
-from fleetctl.wire import (
-    Alert,
-    Diagnosis,
-    DrainReceipt,
-    Failure,
-    FailureKind,
-    Freeze,
-    Gateway,
-    GatewayPhase,
-    GatewayWorkers,
-    Gpu,
-    GroupBy,
-    GroupGpus,
-    GroupLoad,
-    GroupSignal,
-    Node,
-    NodeGroup,
-    NodePhase,
-    Notification,
-    NotificationState,
-    Pool,
-    Revision,
-    Rollout,
-    Route,
-    RouteState,
-    RoutingTable,
-    RunbookInfo,
-    RunStatus,
-    Signal,
-    Silence,
-    SilenceMatcher,
-    TenantUse,
-    TimelineEntry,
-    TokenInfo,
-    TokenRole,
-)
+from fleetctl.wire.alert import Alert
+from fleetctl.wire.diagnosis import Diagnosis
+from fleetctl.wire.failure import Failure, FailureKind
+from fleetctl.wire.freeze import Freeze
+from fleetctl.wire.gateway import Gateway, GatewayPhase, GatewayWorkers
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.group import GroupBy, GroupGpus, GroupLoad, GroupSignal, NodeGroup
+from fleetctl.wire.identity import TokenInfo, TokenRole
+from fleetctl.wire.node import Node, NodePhase, Signal
+from fleetctl.wire.notification import Notification, NotificationState
+from fleetctl.wire.pool import Pool, Revision
+from fleetctl.wire.receipt import DrainReceipt
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.routing import Route, RouteState, RoutingTable
+from fleetctl.wire.run import RunStatus
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.silence import Silence, SilenceMatcher
+from fleetctl.wire.tenant import TenantUse
+from fleetctl.wire.timeline import TimelineEntry
 from tests.fixtures.cockpit import make_incident, make_node, make_run
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 

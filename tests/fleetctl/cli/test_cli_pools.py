@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.wire import GroupLoad, GroupSignal, Pool, PoolState, Revision
+from fleetctl.wire.group import GroupLoad, GroupSignal
+from fleetctl.wire.pool import Pool, PoolState, Revision
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 OLD = Revision(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.wire import Rollout, RolloutChange, RolloutSignal
+from fleetctl.wire.rollout import Rollout, RolloutChange, RolloutSignal
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 CANARY = Rollout(

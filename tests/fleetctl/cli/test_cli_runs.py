@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.cli.app import run
-from fleetctl.wire import AuditRow, RunStatus
+from fleetctl.wire.audit import AuditRow
+from fleetctl.wire.run import RunStatus
 from tests.fixtures.cockpit import NOW, make_run
 from tests.fixtures.recorded_controller import recorded_controller
 

@@ -10,7 +10,7 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.traffic_rule import CanarySpec, OverflowSpec, ShadowSpec, ShedSpec, TrafficRule
-from fleetctl.wire import Gateway, GatewayPhase
+from fleetctl.wire.gateway import Gateway, GatewayPhase
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 REPORT = {

@@ -8,7 +8,8 @@ from fleetctl.cli.app import run
 from fleetctl.cli.duration_option import duration_s
 from fleetctl.cli.silence import muted_now, parse_matcher
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Alert, AlertState, Silence
+from fleetctl.wire.alert import Alert, AlertState
+from fleetctl.wire.silence import Silence
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from fleetctl.cli.past_controller import PastController
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.slider import TimeSlider
-from fleetctl.wire import AlertState, IncidentStatus, NodePhase, RunStatus
+from fleetctl.wire.alert import AlertState
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.run import RunStatus
 from tests.fixtures.cockpit_screen import screen, wait_for_text
 from tests.fixtures.incident import OPENED, make_record
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from fleetctl.controller.event_feed import feed
-from fleetctl.wire import TimelineEntry
+from fleetctl.wire.timeline import TimelineEntry
 
 pytestmark = pytest.mark.anyio
 

@@ -24,17 +24,12 @@ from fleetctl.kit.tls import NO_TLS
 from fleetctl.priority_class import PriorityClass
 from fleetctl.providers.local import LocalProvider
 from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
-from fleetctl.wire import (
-    ActionRequest,
-    ApprovalRequest,
-    DiagnoseRequest,
-    FreezeRequest,
-    GroupBy,
-    NodePhase,
-    RouteState,
-    RunRequest,
-    RunStatus,
-)
+from fleetctl.wire.diagnosis import DiagnoseRequest
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.group import GroupBy
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
+from fleetctl.wire.run import ActionRequest, ApprovalRequest, RunRequest, RunStatus
 from tests.fixtures.controller import TOKEN, make_config, make_provider, make_spec, serving, stop_all, until
 
 pytestmark = pytest.mark.anyio

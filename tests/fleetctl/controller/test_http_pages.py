@@ -18,7 +18,8 @@ from fleetctl.controller.http_api import create_app
 from fleetctl.controller.incidents.incident_store import save_incident
 from fleetctl.controller.openapi import OPERATIONS
 from fleetctl.controller.tables import events
-from fleetctl.wire import FreezeRequest, TokenRequest, TokenRole
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.identity import TokenRequest, TokenRole
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
 
 pytestmark = pytest.mark.anyio

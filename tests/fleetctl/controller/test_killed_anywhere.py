@@ -22,7 +22,7 @@ from fleetctl.controller.controller import Controller
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.controller.rollouts.rollout_row import list_rollouts
 from fleetctl.controller.tables import audit, events
-from fleetctl.wire import PoolState
+from fleetctl.wire.pool import PoolState
 from runbooks.run import RunStatus
 from tests.fixtures.controller import make_config
 from tests.fixtures.mortal_fleet import Killer, MortalWorld, carry_runs, look, turn, turn_until

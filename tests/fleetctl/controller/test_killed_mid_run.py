@@ -20,7 +20,7 @@ from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from runbooks.run import Run, RunStatus
 from tests.fixtures.controller import fleet_ready, make_config, make_provider, stop_all, tell_node
 

@@ -11,7 +11,8 @@ from fleetctl.demo.guide import CHAPTERS, Scene, Words, words
 from fleetctl.demo.progress import Act, Progress
 from fleetctl.demo.report import DemoReport, RequestCounts
 from fleetctl.tui.place import Place
-from fleetctl.wire import Incident, RunStatus
+from fleetctl.wire.incident import Incident
+from fleetctl.wire.run import RunStatus
 from tests.fixtures.cockpit import NOW, make_incident, make_run
 
 SCENE = Scene("node-2", 3, 4.0, 10.0, "fleetctl --state-dir .fleetctl/demo")

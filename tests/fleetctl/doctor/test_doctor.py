@@ -25,17 +25,13 @@ from fleetctl.doctor.monitoring import check_monitoring, judge_receivers, judge_
 from fleetctl.doctor.node_clocks import check_node_clocks, judge_node_clocks, skew_s
 from fleetctl.doctor.node_tokens import judge_node_tokens
 from fleetctl.settings.tree import Settings
-from fleetctl.wire import (
-    AlertmanagerState,
-    CallerInfo,
-    Gateway,
-    GatewayPhase,
-    HeldRequests,
-    NodePhase,
-    Receiver,
-    Status,
-    TokenRole,
-)
+from fleetctl.wire.alertmanager import AlertmanagerState
+from fleetctl.wire.gateway import Gateway, GatewayPhase
+from fleetctl.wire.held import HeldRequests
+from fleetctl.wire.identity import CallerInfo, TokenRole
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.notification import Receiver
+from fleetctl.wire.status import Status
 from tests.fixtures.alertmanager import NEEDS_BOTH, alertmanager, prometheus
 from tests.fixtures.cockpit import make_node
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller

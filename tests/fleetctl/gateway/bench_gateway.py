@@ -33,7 +33,7 @@ from fleetctl.gateway.life import run_gateway
 from fleetctl.gateway.nodes.table import FILE_NAME, Table, store_table
 from fleetctl.kit.log import configure_logging
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import Route, RouteState, RoutingTable
+from fleetctl.wire.routing import Route, RouteState, RoutingTable
 
 TOKENS = 64
 PAYLOAD = json.dumps(

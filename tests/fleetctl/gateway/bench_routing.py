@@ -25,7 +25,7 @@ from fleetctl.gateway.routing.pick import affinity, node_hash, prefix_hash
 from fleetctl.gateway.routing.prefix_blocks import NUM_SMALL, SMALL_TOKENS, text_blocks
 from fleetctl.gateway.routing.prefix_index import PrefixIndex
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 
 TRACE = Path(__file__).parents[2] / "data/traces/mooncake_synthetic_trace.jsonl.gz"
 BLOCK_TOKENS = 512

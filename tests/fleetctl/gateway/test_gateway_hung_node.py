@@ -14,7 +14,7 @@ from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.nodes.node_watch import ProbeAnswer, ask_readiness
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from tests.fixtures.gateway import Script, chat_text, scripted_nodes, small_fleet, until
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,8 @@ from fleetctl.providers.hosts.provider import HostsProvider
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import NodeProvider, ObservedInstance
 from fleetctl.settings.hosts import HostsSettings
-from fleetctl.wire import NodePhase, RouteState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
 from runbooks.run import RunStatus
 from tests.fixtures.controller import (
     NODE_TOKEN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetctl.tui.cell import Tone
 from fleetctl.tui.chart_view import COLUMNS, blocks, chart_section, marks_line
-from fleetctl.wire import ChartLine, ChartMark, IncidentChart, IncidentCharts
+from fleetctl.wire.chart import ChartLine, ChartMark, IncidentChart, IncidentCharts
 
 
 def charts(*lines: ChartLine, limit: float | None = None) -> IncidentCharts:

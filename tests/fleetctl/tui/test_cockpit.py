@@ -17,7 +17,9 @@ from fleetctl.tui.messages import SnapshotTaken
 from fleetctl.tui.place import JUMPS, Place
 from fleetctl.tui.reader import SnapshotReader
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted
-from fleetctl.wire import IncidentStatus, NodePhase, RunStatus
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.run import RunStatus
 from tests.fixtures.cockpit import NOW, FakeController, make_incident, make_node, make_run, make_status
 from tests.fixtures.cockpit_screen import NARROW, WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text
 

@@ -14,7 +14,9 @@ from fleetctl.cli.examples import EXAMPLES
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.tui.shell import Printed
-from fleetctl.wire import GroupBy, GroupLoad, GroupSignal, NodeGroup, Run, RunStatus, TokenRole
+from fleetctl.wire.group import GroupBy, GroupLoad, GroupSignal, NodeGroup
+from fleetctl.wire.identity import TokenRole
+from fleetctl.wire.run import Run, RunStatus
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run
 from tests.fixtures.cockpit_fleet import full_controller
 from tests.fixtures.cockpit_screen import WIDE, cockpit, screen, screen_lines, wait_for, wait_for_text

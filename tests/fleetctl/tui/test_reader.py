@@ -10,7 +10,11 @@ from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.told_node import KnownNodes
 from fleetctl.tui.reader import OF_NODES, SnapshotReader
 from fleetctl.tui.snapshot import Part, Wanted
-from fleetctl.wire import IncidentStatus, Node, NodePhase, Run, RunbookInfo, RunStatus, TenantUse
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import Node, NodePhase
+from fleetctl.wire.run import Run, RunStatus
+from fleetctl.wire.runbook import RunbookInfo
+from fleetctl.wire.tenant import TenantUse
 from tests.fixtures.cockpit import NOW, FakeController, make_event, make_incident, make_node, make_run, make_status
 
 pytestmark = pytest.mark.anyio

@@ -26,26 +26,16 @@ from fleetctl.tui.now_view import now_sections
 from fleetctl.tui.pane import section_text
 from fleetctl.tui.runbook_view import run_section
 from fleetctl.tui.snapshot import Part, Snapshot, Tail, asking, current_run, proposal
-from fleetctl.wire import (
-    Alert,
-    AlertExplanation,
-    AlertPart,
-    AlertState,
-    Diagnosis,
-    GroupLoad,
-    GroupSignal,
-    IncidentStatus,
-    KvBlocks,
-    NodePhase,
-    Notification,
-    NotificationState,
-    Pool,
-    PoolState,
-    RunStatus,
-    Signal,
-    StepRecord,
-    TimelineEntry,
-)
+from fleetctl.wire.alert import Alert, AlertExplanation, AlertPart, AlertState
+from fleetctl.wire.diagnosis import Diagnosis
+from fleetctl.wire.group import GroupLoad, GroupSignal
+from fleetctl.wire.held import KvBlocks
+from fleetctl.wire.incident import IncidentStatus
+from fleetctl.wire.node import NodePhase, Signal
+from fleetctl.wire.notification import Notification, NotificationState
+from fleetctl.wire.pool import Pool, PoolState
+from fleetctl.wire.run import RunStatus, StepRecord
+from fleetctl.wire.timeline import TimelineEntry
 from tests.fixtures.cockpit import NOW, make_incident, make_node, make_run, make_status
 
 COLUMNS = {column.title: column for column in FLEET_COLUMNS}

@@ -23,7 +23,9 @@ from fleetctl.controller.http_edge import ApiRoute
 from fleetctl.controller.incidents.incident_store import StoredIncident
 from fleetctl.controller.openapi import OPERATIONS, plain_path
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import Notification, NotificationState, Silence, TokenRequest, TokenRole
+from fleetctl.wire.identity import TokenRequest, TokenRole
+from fleetctl.wire.notification import Notification, NotificationState
+from fleetctl.wire.silence import Silence
 from tests.fixtures.controller import TOKEN, NoProvider, make_config
 from tests.fixtures.driven import DrivenClock
 

@@ -14,7 +14,8 @@ from fleetctl.client import ControllerClient
 from fleetctl.controller.alertmanager.webhook import WEBHOOK_PATH
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.http_api import create_app
-from fleetctl.wire import FreezeRequest, TokenRequest, TokenRole
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.identity import TokenRequest, TokenRole
 from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving
 from tests.fixtures.driven import DrivenClock
 

@@ -14,7 +14,7 @@ from fleetctl.controller.alertmanager.silence import Silenced, decode_silence
 from fleetctl.controller.alertmanager.silences import Silences
 from fleetctl.kit.errors import BadInputError, UnreachableError
 from fleetctl.settings.alertmanager import AlertmanagerPeer
-from fleetctl.wire import SilenceMatcher, SilenceRequest
+from fleetctl.wire.silence import SilenceMatcher, SilenceRequest
 from tests.fixtures.driven import DrivenClock
 
 pytestmark = pytest.mark.anyio

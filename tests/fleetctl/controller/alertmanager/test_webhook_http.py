@@ -26,7 +26,7 @@ from fleetctl.controller.database import Database, get_meta, put_meta
 from fleetctl.kit.errors import BadInputError
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.settings.alertmanager import WebhookSettings
-from fleetctl.wire import SilenceMatcher, SilenceRequest
+from fleetctl.wire.silence import SilenceMatcher, SilenceRequest
 from tests.fixtures import DATA
 from tests.fixtures.controller import TOKEN, NoProvider, make_config, serving, stop_all, until
 

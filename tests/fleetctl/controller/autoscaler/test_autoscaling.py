@@ -11,7 +11,8 @@ from fleetctl.controller.autoscaler.autoscaling import is_news
 from fleetctl.controller.autoscaler.judgement import Direction
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import AutoscalerPool, AutoscalerRequest, FreezeRequest
+from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.freeze import FreezeRequest
 from runbooks.run import RunStatus
 from tests.fixtures.controller import NoProvider, make_config, running_fleet, stop_all, tell_node, until
 

@@ -18,7 +18,7 @@ from fleetctl.controller.failures.failure_watch import (
     Seen,
 )
 from fleetctl.controller.failures.failures import without_common_cause
-from fleetctl.wire import FailureKind
+from fleetctl.wire.failure import FailureKind
 
 CRASH, XID, HUNG = FailureKind.CRASH, FailureKind.XID, FailureKind.HUNG
 

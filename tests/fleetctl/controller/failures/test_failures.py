@@ -18,7 +18,7 @@ from fleetctl.controller.failures.failure_store import prune_failures
 from fleetctl.controller.failures.failure_watch import FailureRecord, Placement, Stint
 from fleetctl.controller.failures.failures import failure_groups, offence_words, surely_at_least
 from fleetctl.controller.tables import node_failures, node_stints
-from fleetctl.wire import Failure, FailureGroup, FailureKind, FailuresBy
+from fleetctl.wire.failure import Failure, FailureGroup, FailureKind, FailuresBy
 from tests.fixtures.controller import (
     fleet_ready,
     kill,

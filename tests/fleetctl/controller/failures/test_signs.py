@@ -8,7 +8,9 @@ import pytest
 
 from fleetctl.controller.failures.signs import NEVER_READY_AFTER_S, Told, signs_of
 from fleetctl.controller.nodes.node_row import RouteIntent
-from fleetctl.wire import FailureKind, Gpu, NodePhase
+from fleetctl.wire.failure import FailureKind
+from fleetctl.wire.gpu import Gpu
+from fleetctl.wire.node import NodePhase
 from tests.fleetctl.controller.nodes.test_changes import node
 
 NOW = 10_000.0

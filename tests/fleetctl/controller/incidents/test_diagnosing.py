@@ -14,7 +14,7 @@ from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import NoProvider, make_config
 from tests.fixtures.driven import DrivenClock
 

@@ -20,7 +20,7 @@ from fleetctl.controller.incidents.incident_store import StoredIncident, get_inc
 from fleetctl.controller.incidents.pruning import surplus_incidents
 from fleetctl.controller.incidents.views import imported_view
 from fleetctl.kit.errors import BadInputError, RefusedError
-from fleetctl.wire import IncidentNote, VerdictRequest
+from fleetctl.wire.incident import IncidentNote, VerdictRequest
 from tests.fixtures.controller import make_config, make_provider, stop_all
 from tests.fixtures.driven import DrivenClock
 

@@ -23,7 +23,8 @@ from fleetctl.controller.incidents.pruning import ids_by_status, prune_files
 from fleetctl.controller.incidents.views import incident_summary, incident_view, no_remedy
 from fleetctl.controller.notifications.incident_notice import cause_words
 from fleetctl.kit.errors import BadInputError, RefusedError
-from fleetctl.wire import AssignRequest, IncidentNote, IncidentSilenceRequest, TimelineEntry, VerdictRequest
+from fleetctl.wire.incident import AssignRequest, IncidentNote, IncidentSilenceRequest, VerdictRequest
+from fleetctl.wire.timeline import TimelineEntry
 from runbooks.run import RunStatus
 from tests.fixtures.controller import make_config, make_provider, stop_all
 from tests.fixtures.driven import DrivenClock

@@ -15,7 +15,7 @@ from diagnostics.diagnosis import Diagnosis
 from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.incidents.incident_store import get_incident
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from runbooks.run import Run, RunStatus
 from tests.fixtures.controller import make_config, make_provider, stop_all
 from tests.fixtures.driven import DrivenClock, Traffic, drive

@@ -17,7 +17,7 @@ from fleetctl.controller.nodes.fleet import NodeState
 from fleetctl.controller.nodes.node_row import list_nodes
 from fleetctl.priority_class import PriorityClass
 from fleetctl.traffic_rule import RerouteSpec, ShedSpec, Spec, TrafficRuleRequest
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from runbooks.run import RunStatus
 from tests.fixtures.controller import NoProvider, make_config
 from tests.fixtures.driven import DrivenClock

@@ -16,7 +16,7 @@ from fleetctl.controller.nodes.fleet_series import FleetSeries, reason_word
 from fleetctl.controller.nodes.gateways import Gateways
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.providers.provider import Sign, SignKind
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
 

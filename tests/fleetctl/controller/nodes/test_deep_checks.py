@@ -23,7 +23,7 @@ from fleetctl.controller.nodes.known_answers import KnownAnswers
 from fleetctl.controller.nodes.node_answers import GoldenReport, NoAnswerError
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.engines.greedy_answer import Answer
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import make_config, make_spec, running_fleet, stop_all, tell_node, until
 from tests.fixtures.driven import DrivenClock
 

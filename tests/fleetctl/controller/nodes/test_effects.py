@@ -16,7 +16,8 @@ from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.controller.tables import nodes
 from fleetctl.doctor.finding import Health
 from fleetctl.doctor.node_tokens import judge_node_tokens
-from fleetctl.wire import NodePhase, RouteState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
 from runbooks.executor import Executor
 from runbooks.ports import PermanentError, TemporaryError
 from runbooks.run import RunStatus

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from fleetctl.controller.controller import Controller, open_controller
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from runbooks.run import Run, RunStatus
 from tests.fixtures import ROOT
 from tests.fixtures.controller import NoProvider, make_config, until

@@ -13,7 +13,7 @@ from fleetctl.controller.nodes.node_answers import NodeDrain, NodeHealth
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.providers.local import LocalProvider
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import (
     fleet_ready,
     kill,

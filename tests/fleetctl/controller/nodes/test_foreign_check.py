@@ -27,7 +27,7 @@ from fleetctl.kit.fetch import Fetcher
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.tls import NO_TLS
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures import ROOT
 from tests.fixtures.controller import NoProvider, make_config, until
 from tests.fixtures.llama_server import LlamaServer, llama_server, make_gguf

@@ -16,7 +16,8 @@ from diagnostics.incident import FiredAlert, open_incident
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.node_row import Role, RouteIntent, want_node
 from fleetctl.kit.reserved_port import reserve_port
-from fleetctl.wire import NodePhase, RouteState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
 from runbooks.run import RunStatus
 from tests.fixtures.controller import NoProvider, make_config, make_spec, until
 from tests.fixtures.llama_server import LlamaServer, llama_server, make_gguf

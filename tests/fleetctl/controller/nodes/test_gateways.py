@@ -18,7 +18,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.restart_backoff import LONGEST_S, STAYED_UP_S, RestartBackoff
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import GatewayPhase, GatewayWorkers
+from fleetctl.wire.gateway import GatewayPhase, GatewayWorkers
 from runbooks.ports import PermanentError, WayOut
 from tests.fixtures.controller import NoProvider, make_config, until
 

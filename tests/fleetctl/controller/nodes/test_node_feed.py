@@ -14,7 +14,8 @@ from fleetctl.controller.nodes import node_feed
 from fleetctl.controller.nodes.node_feed import PART_ROWS, News, NodeFeed
 from fleetctl.kit.errors import BadInputError
 from fleetctl.told_node import KnownNodes
-from fleetctl.wire import ActionRequest, Node, NodeChanges, NodePhase
+from fleetctl.wire.node import Node, NodeChanges, NodePhase
+from fleetctl.wire.run import ActionRequest
 from tests.fixtures.controller import TOKEN, make_config, serving, stop_all, until
 from tests.fixtures.runbooks import FakeClock
 

@@ -19,7 +19,7 @@ from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.controller import ActionSettings
 from fleetctl.settings.notifications import NotificationSettings
-from fleetctl.wire import Silence, SilenceRequest
+from fleetctl.wire.silence import Silence, SilenceRequest
 from runbooks.ports import PermanentError, TemporaryError
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.providers.provider import ObservedInstance
 from fleetctl.providers.providers import KUBERNETES, LOCAL, Providers
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import NoProvider, make_config, until
 from tests.fixtures.driven import DrivenClock
 

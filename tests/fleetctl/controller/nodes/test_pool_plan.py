@@ -17,7 +17,8 @@ from fleetctl.controller.nodes.pool_plan import (
     leave_order,
     plan_pool,
 )
-from fleetctl.wire import NodePhase, PoolState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.pool import PoolState
 
 READY, STARTING, DEAD = NodePhase.READY, NodePhase.STARTING, NodePhase.UNREACHABLE
 

@@ -12,7 +12,8 @@ import pytest
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.nodes.pool_row import begin_scaling, store_revision, want_revision
 from fleetctl.controller.nodes.revision import Revision
-from fleetctl.wire import FreezeRequest, Pool, PoolState
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.pool import Pool, PoolState
 from tests.fixtures.controller import (
     fleet_ready,
     make_config,

@@ -14,7 +14,7 @@ from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.kit.errors import FleetctlError
 from fleetctl.providers.provider import LogChunk, ObservedInstance, ProviderAct
 from fleetctl.providers.spec import NodeSpec
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import make_config, until
 
 pytestmark = pytest.mark.anyio

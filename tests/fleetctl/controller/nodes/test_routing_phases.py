@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetctl.providers.provider import ObservedInstance
-from fleetctl.wire import NodePhase, RouteState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
 from tests.fleetctl.controller.nodes.test_probe_slots import ServedNodes, fleet_of
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from fleetctl.kit.stall import StallMonitor
 from fleetctl.priority_class import PriorityClass
 from fleetctl.settings.controller import AuditSettings
 from fleetctl.traffic_rule import RerouteSpec, ShedSpec, TrafficRuleRequest
-from fleetctl.wire import RoutingTable
+from fleetctl.wire.routing import RoutingTable
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
 

@@ -12,7 +12,9 @@ import pytest
 from fleetctl.controller.controller import Controller, open_controller
 from fleetctl.controller.rollouts.views import rollout_view
 from fleetctl.traffic_rule import CanarySpec
-from fleetctl.wire import FreezeRequest, Pool, Rollout
+from fleetctl.wire.freeze import FreezeRequest
+from fleetctl.wire.pool import Pool
+from fleetctl.wire.rollout import Rollout
 from runbooks.run import Run, RunStatus
 from tests.fixtures.controller import make_config, make_provider, running_fleet, stop_all, until
 

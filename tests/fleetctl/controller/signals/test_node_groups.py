@@ -9,13 +9,13 @@ import pytest
 
 from alerts.evaluation.engine import RuleEngine
 from alerts.series.store import SeriesStore
-from fleetctl import wire
 from fleetctl.controller.nodes.fleet import Fleet, NodeState
 from fleetctl.controller.nodes.node_row import NodeRow, Role, RouteIntent
 from fleetctl.controller.signals.node_groups import NodeGroups
 from fleetctl.kit.clock import Clock
 from fleetctl.providers.cost import NodeCosts
-from fleetctl.wire import GroupBy, NodePhase
+from fleetctl.wire.group import GroupBy, NodeGroup
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import make_spec
 from tests.fixtures.driven import DrivenClock
 from tests.fixtures.signals import GROUPS, START, histogram
@@ -107,7 +107,7 @@ class Rig:
             self.rules.tick(now)
         assert self.rules.failures() == {}
 
-    def group(self, by: GroupBy, name: str) -> wire.NodeGroup:
+    def group(self, by: GroupBy, name: str) -> NodeGroup:
         return next(one for one in self.groups.groups(by) if one.name == name)
 
 

@@ -7,7 +7,8 @@ import pytest
 from fleetctl.gateway.nodes.ejection import TRIAL_STEPS, Ejection, Ejections
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway_health import EjectionSettings
-from fleetctl.wire import NodePhase, RouteState
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import RouteState
 
 LIMITS = EjectionSettings(min_samples=5, failure_ratio=0.5, max_ejected_ratio=0.34, first_s=10, longest_s=60)
 

@@ -14,7 +14,7 @@ from fleetctl.gateway.nodes.loads import Loads
 from fleetctl.gateway.nodes.node_watch import HELD_AGAIN_S, HELD_PAUSE_S, SWEEP_S, NodeWatch, ProbeAnswer, WaitEnd
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from tests.fixtures.gateway import Served, chat_text, small_fleet, until
 
 pytestmark = pytest.mark.anyio

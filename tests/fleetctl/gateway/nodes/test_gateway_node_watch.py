@@ -19,7 +19,7 @@ from fleetctl.gateway.nodes.node_watch import (
 )
 from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from fleetctl.gateway.nodes import sync as sync_module
 from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import FILE_NAME, Routing, Table, load_table, store_table
-from fleetctl.wire import RoutingTable
+from fleetctl.wire.routing import RoutingTable
 from tests.fixtures.gateway import scripted_controller, scripted_nodes, served_gateway, small_fleet, until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 
 from fleetctl.gateway.nodes.table import Routing, Table, load_table, store_table
 from fleetctl.kit.errors import BadInputError
-from fleetctl.wire import Route, RouteState, RoutingTable
+from fleetctl.wire.routing import Route, RouteState, RoutingTable
 
 
 def make_table(*routes: Route, version: int = 3) -> Table:

@@ -16,7 +16,8 @@ from fleetctl.gateway.routing.pick import PickReason
 from fleetctl.gateway.routing.routing_facts import RoutingFacts, routing_facts_of
 from fleetctl.settings.gateway_routing import RoutingSettings, TierSettings
 from fleetctl.traffic_rule import CanarySpec, RerouteSpec, Spec, TrafficRule
-from fleetctl.wire import NodePhase, Route, RouteSignals, RouteState, RoutingTable
+from fleetctl.wire.node import NodePhase
+from fleetctl.wire.routing import Route, RouteSignals, RouteState, RoutingTable
 
 SYSTEM = "You are the assistant of a house with many rooms. " * 60
 

@@ -21,7 +21,7 @@ from fleetctl.gateway.requests.place import MAX_TRIES, Job, NotPlaced, Placed, P
 from fleetctl.gateway.routing.routing_facts import RoutingFacts
 from fleetctl.kit.key_ring import KeyPlace, KeyRing
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from tests.fixtures.gateway import NODE_TOKEN, Script, ScriptedNode, scripted_nodes
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from fleetctl.gateway.nodes.table import Endpoint
 from fleetctl.gateway.requests.text_account import TextAccount
 from fleetctl.settings.admission import AdmissionSettings
 from fleetctl.settings.gateway import GatewaySettings
-from fleetctl.wire import RouteState
+from fleetctl.wire.routing import RouteState
 from tests.fixtures.gateway import Served, scripted_controller, served_gateway, until
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from fleetctl.gateway.workers.launch import STATE_FILE, SupervisorState, workers
 from fleetctl.kit.reserved_port import reserve_port
 from fleetctl.kit.whole_file import write_whole
 from fleetctl.providers.process import environment_without_settings
-from fleetctl.wire import GatewayWorkers
+from fleetctl.wire.gateway import GatewayWorkers
 from tests.fixtures.gateway import (
     CONTROLLER_TOKEN,
     DEADLINE_S,

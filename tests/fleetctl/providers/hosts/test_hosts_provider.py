@@ -23,7 +23,7 @@ from fleetctl.providers.hosts.run import Done, run
 from fleetctl.providers.process import ProcessTable
 from fleetctl.providers.provider import Capacity, capacity_of
 from fleetctl.settings.hosts import HostsSettings
-from fleetctl.wire import NodePhase
+from fleetctl.wire.node import NodePhase
 from tests.fixtures.controller import NODE_TOKEN, SMALL_NODE, make_config, make_provider, make_spec, until
 from tests.fixtures.fake_hosts import make_fake_ssh, place, settings_of
 from tests.fixtures.fleet import wait_until

@@ -9,7 +9,8 @@ import pytest
 from fleetctl.kit.errors import BadInputError, RefusedError
 from fleetctl.providers.kubernetes.end_terms import EndBudgets
 from fleetctl.providers.provider import EndTerms
-from fleetctl.wire import Rollout, RunRequest, RunStatus
+from fleetctl.wire.rollout import Rollout
+from fleetctl.wire.run import RunRequest, RunStatus
 from tests.fixtures.controller import until
 from tests.fixtures.kubernetes.cluster import Cluster
 from tests.fixtures.kubernetes.controlled import Controlled, controlled

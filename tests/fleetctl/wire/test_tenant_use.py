@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetctl.wire import TenantUse
+from fleetctl.wire.tenant import TenantUse
 
 
 def test_the_use_of_two_gateways_is_summed_and_no_limit_stays_none() -> None:
