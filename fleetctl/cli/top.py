@@ -85,8 +85,8 @@ def _open_cockpit(theme: str | None, recording: Path | None) -> None:
     import asyncio
 
     from fleetctl.cli.cockpit_shell import CockpitShell
-    from fleetctl.tui.app import run_cockpit
     from fleetctl.tui.palette import PALETTES
+    from fleetctl.tui.run import run_cockpit
     from fleetctl.tui.slider import TimeSlider
 
     if DRIVER in os.environ:

@@ -10,7 +10,8 @@ from fleetctl.client import ControllerClient
 from fleetctl.demo.report import DemoReport
 from fleetctl.demo.story import DemoPlan, run_demo
 from fleetctl.stack import Stack
-from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.app import Cockpit
+from fleetctl.tui.run import run_cockpit
 from fleetctl.tui.shell import Shell
 
 

@@ -14,7 +14,8 @@ from fleetctl.demo.progress import Progress
 from fleetctl.demo.report import DemoReport
 from fleetctl.demo.story import DemoPlan, tell_story
 from fleetctl.stack import Stack, StackView
-from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.app import Cockpit
+from fleetctl.tui.run import run_cockpit
 from fleetctl.tui.shell import Shell
 
 SAID_EVERY_S = 0.25
@@ -44,7 +45,7 @@ async def run_tour(
     async def guide(cockpit: Cockpit) -> None:
         """The clocks in its words go on, and a key that was pressed is noticed."""
         while True:
-            place = cockpit.trail.here.place
+            place = cockpit.here.place
             told = words(scene, progress, place, time.time(), takes_answers=cockpit.takes_answers)
             cockpit.say(told.title, told.sees, told.do)
             said.clear()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fleetctl.tui.noun import LOOKING, NOUNS
 from fleetctl.tui.order import SIMPLE, verb_of
 from fleetctl.tui.shell import ELSEWHERE
+from fleetctl.tui.snapshot import Snapshot
 from runbooks.target import TargetKind
 from runbooks.verb import Verb
 from runbooks.verbs import VERBS
@@ -25,6 +26,20 @@ class Names:
     alerts: Sequence[str] = ()
     commands: Sequence[str] = ()  # beside verbs
     kinds: Sequence[str] = ()
+
+
+def names_of(snapshot: Snapshot, commands: Collection[str], kinds: Sequence[str]) -> Names:
+    """By what was read last. `commands`: those that are no verbs. `kinds`: what can be listed."""
+    return Names(
+        nodes=[node.name for node in snapshot.nodes],
+        pools=[pool.name for pool in snapshot.pools],
+        incidents=[one.id for one in snapshot.incidents],
+        runs=[run.id for run in snapshot.runs],
+        runbooks=sorted({run.runbook for run in snapshot.runs} - {"action"}),
+        alerts=sorted({alert.name for alert in snapshot.alerts}),
+        commands=tuple(commands),
+        kinds=kinds,
+    )
 
 
 def completions(text: str, names: Names) -> list[str]:

@@ -47,7 +47,7 @@ async def test_a_screen_with_its_filter_is_bookmarked_and_gone_back_to() -> None
         await pilot.press("apostrophe")
         await wait_for_text(pilot, "1  Fleet  /node-2")
         await pilot.press("1")
-        await wait_for(pilot, lambda: app.trail.here.place is Place.FLEET)
+        await wait_for(pilot, lambda: app.here.place is Place.FLEET)
         await wait_for(pilot, lambda: "● ready" not in screen(app))
 
 

@@ -11,11 +11,12 @@ from textual.pilot import Pilot
 
 from fleetctl.kit.errors import BadInputError, RefusedError, UnreachableError
 from fleetctl.told_node import KnownNodes
-from fleetctl.tui.app import Cockpit, run_cockpit
+from fleetctl.tui.app import Cockpit
 from fleetctl.tui.live_table import LiveTable
 from fleetctl.tui.messages import SnapshotTaken
 from fleetctl.tui.place import JUMPS, Place
 from fleetctl.tui.reader import SnapshotReader
+from fleetctl.tui.run import run_cockpit
 from fleetctl.tui.snapshot import Part, Snapshot, Wanted
 from fleetctl.wire.incident import IncidentStatus
 from fleetctl.wire.node import NodePhase
@@ -408,7 +409,7 @@ async def test_nothing_overflows(size: tuple[int, int], crowd: bool) -> None:
         await wait_for_text(pilot, "a long line of the story")
         for place in Place:
             await pilot.press("g", next(key for key, one in JUMPS.items() if one is place))
-            await wait_for(pilot, lambda place=place: app.trail.here.place is place)  # type: ignore[misc]
+            await wait_for(pilot, lambda place=place: app.here.place is place)  # type: ignore[misc]
             await pilot.pause()
             lines = screen_lines(app)
             assert all(len(line) <= size[0] for line in lines)

@@ -53,7 +53,7 @@ async def test_a_node_is_opened_and_back_and_forward_lead_through_what_was_seen(
         await wait_for_text(pilot, "drain began")
 
         await pilot.press("left_square_bracket")
-        await wait_for(pilot, lambda: app.trail.here.place is Place.FLEET)
+        await wait_for(pilot, lambda: app.here.place is Place.FLEET)
         await pilot.press("right_square_bracket")
         await wait_for_text(pilot, "requests in flight")
         await pilot.press("escape", "escape", "escape")
@@ -69,7 +69,7 @@ async def test_keys_that_are_typed_fast_mean_what_they_mean_slowly(keys: str, pl
         await wait_for_text(pilot, "a Approve")
         for key in keys:  # all are there before the first is looked at
             app.post_message(events.Key({"\r": "enter", ":": "colon"}.get(key, key), None if key == "\r" else key))
-        await wait_for(pilot, lambda: app.trail.here.place is place and len(app.screen_stack) == 1)
+        await wait_for(pilot, lambda: app.here.place is place and len(app.screen_stack) == 1)
     assert (controller.decisions, controller.actions) == ([], [])
 
 
@@ -78,7 +78,7 @@ async def test_a_filter_that_is_typed_right_behind_a_jump_is_of_the_screen_that_
         await wait_for_text(pilot, "a Approve")
         for key in ("g", "e", "slash", "v", "e", "enter"):
             app.post_message(events.Key(key, {"slash": "/", "enter": None}.get(key, key)))
-        await wait_for(pilot, lambda: app.trail.here.place is Place.EVENTS and "/ve" in screen(app))
+        await wait_for(pilot, lambda: app.here.place is Place.EVENTS and "/ve" in screen(app))
 
 
 async def test_keys_that_come_while_a_jump_leads_on_keep_their_order() -> None:
@@ -119,7 +119,7 @@ async def test_a_filter_works_while_it_is_typed_and_escape_ends_it() -> None:
         await wait_for_text(pilot, "/unreach")
         await pilot.press("escape")
         await wait_for_text(pilot, "node-1", "node-3")
-        assert app.trail.here.place is Place.FLEET
+        assert app.here.place is Place.FLEET
 
 
 async def test_a_noun_goes_to_its_screen_and_a_name_to_that_thing() -> None:
@@ -441,7 +441,7 @@ async def test_an_event_is_on_the_screen_as_it_happens_and_opens_what_it_is_abou
         controller.events_now.append(make_event(2, text="node-2 drains", node="node-2"))
         await wait_for_text(pilot, "node-2 drains")
         await pilot.press("home", "enter")
-        await wait_for(pilot, lambda: app.trail.here == Visit(Place.NODE, "node-2"))
+        await wait_for(pilot, lambda: app.here == Visit(Place.NODE, "node-2"))
 
 
 async def test_a_node_that_is_gone_is_said_to_be_unknown() -> None:
@@ -462,7 +462,7 @@ async def test_an_alert_is_explained_part_by_part_and_opens_its_incident() -> No
         await pilot.press("down")
         await wait_for(pilot, lambda: "fires where this holds" not in screen(app))
         await pilot.press("home", "enter")
-        await wait_for(pilot, lambda: app.trail.here == Visit(Place.INCIDENT, "inc-1"))
+        await wait_for(pilot, lambda: app.here == Visit(Place.INCIDENT, "inc-1"))
 
 
 def test_the_cockpit_has_no_key_twice() -> None:

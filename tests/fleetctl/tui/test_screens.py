@@ -60,7 +60,7 @@ async def test_each_screen_is_as_it_was(size: tuple[int, int], tmp_path: Path) -
             while before != (shown := picture(app)):  # until nothing is left to be drawn
                 before = shown
                 await pilot.pause()
-            await wait_for(pilot, lambda place=place: app.trail.here.place is place)  # type: ignore[misc]
+            await wait_for(pilot, lambda place=place: app.here.place is place)  # type: ignore[misc]
             path = SCREENS / f"{place.value}-{size[0]}x{size[1]}.svg"
             if os.environ.get("FLEETCTL_WRITE_SCREENS"):
                 path.parent.mkdir(exist_ok=True)
