@@ -109,8 +109,13 @@ class Closing:
             text = f"{error.filename or files.postmortem.parent}: {error.strerror or error}"
             log.error("postmortem.failed", incident_id=incident.id, error=text)
             await self._timeline.append("postmortem.failed", text, incident_id=incident.id)
-        await self._database.write(lambda c: save_incident(c, resolved, paths))
-        await self._book.store_incident(resolved)
+        # Writing takes seconds, of a large fleet many: what was said or fired meanwhile stands.
+        if (latest := self._latest(incident)) is None:
+            return
+        await self._database.write(lambda c: save_incident(c, latest, paths))
+        if self._latest(incident) is None:
+            return
+        await self._book.change_incident(incident.id, lambda one: resolve(one, now))
         await self._timeline.append(
             said.kind,
             said.text,
@@ -118,6 +123,14 @@ class Closing:
             node=incident.scope.get("node"),
             data={"postmortem": paths[0], "blackbox": paths[1], "lasted_s": round(now - incident.opened_at, 1)},
         )
+
+    def _latest(self, incident: Incident) -> Incident | None:
+        """As it is now, if its alerts are clear as they were; None: one fired since, and it is not over."""
+        latest = self._book.get(incident.id)
+        if latest is not None and latest.cleared_at == incident.cleared_at:
+            return latest
+        log.info("incident.not_over", incident_id=incident.id, why="an alert fired while its files were written")
+        return None
 
     def _follow_up(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="late-blackbox")

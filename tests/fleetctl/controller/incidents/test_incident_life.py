@@ -12,8 +12,9 @@ import pytest
 
 from diagnostics import blackbox
 from diagnostics.diagnosis import Diagnosis
-from diagnostics.incident import Incident, IncidentStatus, with_diagnosis
+from diagnostics.incident import Incident, IncidentStatus, join, with_diagnosis
 from fleetctl.controller.controller import Controller, open_controller
+from fleetctl.controller.incidents.incident_report import IncidentReport, IncidentReports
 from fleetctl.controller.incidents.incident_store import get_incident
 from fleetctl.wire.routing import RouteState
 from runbooks.run import Run, RunStatus
@@ -244,6 +245,46 @@ async def test_trouble_that_passes_withdraws_the_proposal_and_ends_the_incident(
             await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
             assert runs(controller)[0].status is RunStatus.CANCELLED
             assert {node.phase.value for node in controller.fleet.nodes.values()} == {"ready"}
+    finally:
+        stop_all(tmp_path)
+
+
+async def test_what_fires_or_is_said_while_the_files_of_its_end_are_written_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a controller without CPU they took 15 s, in which the alert fired again: the incident was told as resolved and
+    came back within a second, as a new page; of 1,000 nodes they take that long anyway."""
+    clock, traffic = DrivenClock(), Traffic()
+
+    def fired_again(one: Incident) -> Incident:
+        return join(one, replace(one.alerts[0], state="firing", resolved_at=None), clock.now())
+
+    def seen(one: Incident) -> Incident:
+        return replace(one, handling=one.handling.acknowledged("ann", clock.now()))
+
+    meanwhile = [fired_again, seen]
+    write_files = IncidentReports.write_files
+    try:
+        async with opened(tmp_path, clock, withdraw_after_s=5.0) as controller:
+
+            async def write(self: IncidentReports, incident: Incident, report: IncidentReport, path: Path) -> None:
+                await write_files(self, incident, report, path)
+                if meanwhile:
+                    await controller.book.change_incident(incident.id, meanwhile.pop(0))
+
+            monkeypatch.setattr(IncidentReports, "write_files", write)
+            incident, _ = await with_proposal(controller, clock, traffic)
+            traffic.step_s["node-2"] = 0.02
+            await drive(controller, clock, traffic, lambda: len(meanwhile) == 1)
+            assert [one.id for one in controller.book.open_incidents()] == [incident.id]
+            assert "incident.resolved" not in await kinds(controller)
+            await drive(controller, clock, traffic, lambda: controller.book.open_incidents() == [])
+            stored = await controller.database.read(lambda c: get_incident(c, incident.id))
+            assert stored is not None
+            assert stored.incident.handling.acknowledged_by == "ann"
+            assert stored.postmortem is not None
+            told = await kinds(controller)
+            assert (told.count("incident.resolved"), told.count("incident.reopened")) == (1, 0)
     finally:
         stop_all(tmp_path)
 
