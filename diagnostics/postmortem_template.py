@@ -84,6 +84,11 @@ Time with a p99 time to first token above its objective of {{ impact.objective_t
 {{ (60 * impact.slo_minutes) | span if impact.slo_minutes else "none" }}.
 {% endif %}
 
+{% if impact.is_of_fleet %}
+Requests are counted of the whole fleet: no gateway says which of them this hit. Times to first token are those of its \
+place, and of a node's pool.
+{% endif %}
+
 {% if impact.fates %}
 | node | how requests ended | number |
 |---|---|---|

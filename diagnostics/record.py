@@ -155,6 +155,7 @@ class Impact(_Record):
     no_gateway_s: float = 0.0  # for so long no gateway answered: what was sent to it then is in no number here
     arrivals_before_per_s: float | None = None  # of all gateways, just before that; None: nobody recorded it
     found_no_gateway: int | None = None  # about so many, estimated: counted by nobody; None: not known
+    is_of_fleet: bool = False  # of a part of it: requests are counted of the whole fleet all the same
     gateways: int = 0  # that are scraped
     gateways_silent: int = 0  # of several: so many did not answer for longer than all of them together
     gateways_silent_s: float = 0.0  # the one that was silent longest: who asked it by its own address waited

@@ -32,6 +32,7 @@ from fleetctl.cli.record_columns import NOTIFICATION_COLUMNS
 from fleetctl.cli.rollout_words import show_rollout
 from fleetctl.cli.signal_columns import GPU_COLUMNS, SLOW_STALE_S, load_columns, money, percent, rate, value
 from fleetctl.kit.errors import BadInputError
+from fleetctl.wire.alert import AlertState
 from fleetctl.wire.gateway import Gateway, GatewayWorkers
 from fleetctl.wire.incident import Handling, Incident
 from fleetctl.wire.node import DeepCheck, Node
@@ -290,7 +291,7 @@ def describe_incident(incident: Incident, output: Output = Output.table) -> None
             ("no remedy", incident.no_remedy),
             ("fails often", incident.offence),
             ("imported", f"written by {incident.imported_from}: a record, nothing acts on it" if imported else ""),
-            ("status", incident.status.value),
+            ("status", f"{incident.status.value}{_clear_words(incident)}"),
             ("severity", _severity_words(incident)),
             ("who has it", incident.handling.words or ("nobody" if incident.resolved_at is None else "")),
             ("silenced", _silenced_words(incident.handling)),
@@ -329,6 +330,14 @@ def describe_incident(incident: Incident, output: Output = Output.table) -> None
     if incident.timeline:
         out.stdout().print("\nTimeline")
         print_rows(incident.timeline, VIEWS[Kind.events].columns, Output.table, empty="")
+
+
+def _clear_words(incident: Incident) -> str:
+    """Of one that is not over although no alert of it fires: since when, and what it waits for."""
+    ended = [alert.resolved_at for alert in incident.alerts if alert.state is AlertState.RESOLVED and alert.resolved_at]
+    if incident.resolved_at is not None or not ended or len(ended) < len(incident.alerts):
+        return ""
+    return f", no alert fires since {clock(max(ended))}: it closes by itself if that lasts and no run goes on"
 
 
 def _severity_words(incident: Incident) -> str:

@@ -146,7 +146,8 @@ class _Tally:
                 self.silent.add(labels.get("node", ""))
             case name if name == TTFT:
                 known = [point for point in points if math.isfinite(point[1])]
-                self.ttft += known
+                if _is_within(labels, self.around):
+                    self.ttft += known
                 if _is_within(labels, self.scope):
                     self.ttft_here += known
             case name if name == OUTPUT_OK and labels.get("node") in self.concerned:
@@ -172,6 +173,12 @@ class _Tally:
         for at, value in self.ttft:
             if at >= self.began_at:
                 yield at, min(value, at - self.began_at + LOSS_LEAD_S + before)
+
+    @property
+    def around(self) -> Mapping[str, str]:
+        """Where its users may be: of a node those of its pool too, whose prompts go to other nodes meanwhile. Another
+        pool promises other times."""
+        return {name: value for name, value in self.scope.items() if name != "node"}
 
     @property
     def has_started_anew(self) -> bool:
@@ -228,6 +235,7 @@ def impact_of(record: IncidentRecord, store: Dumped, since: float, until: float)
         no_gateway_s=sum((one.until - one.since for one in without), 0.0),
         found_no_gateway=None if none is None else max(0, none - late),
         waited_for_gateway=late,
+        is_of_fleet=bool(record.scope),
         gateways=len(tally.gateway_ups),
         gateways_silent=silent,
         gateways_silent_s=silent_s,

@@ -15,6 +15,8 @@ from fleetctl.controller.notifications.plan import Subject
 from fleetctl.settings.notifications import LinkSettings
 from runbooks.run import Run, RunStatus
 
+CLEAR = "nothing: its alerts are clear, and it closes by itself if they stay so"
+
 
 def incident_notice(
     subject: Subject,
@@ -39,7 +41,7 @@ def incident_notice(
         news=news,
         cause=cause_words(incident),
         impact=impact,
-        doing="" if subject.is_over else doing_words(subject.runs, by_hand),
+        doing="" if subject.is_over else doing_words(subject.runs, by_hand, is_clear=incident.cleared_at is not None),
         approve=f"fleetctl runbook approve {waiting.id}" if waiting is not None else "",
         show=f"fleetctl incident show {incident.id}",
         link=incident_link(links, base_url, incident.id),
@@ -65,8 +67,8 @@ def waiting_run(runs: Sequence[Run]) -> Run | None:
     return max(waiting, key=lambda run: run.created_at, default=None)
 
 
-def doing_words(runs: Sequence[Run], by_hand: str) -> str:
-    """What is being done, or who is waited for."""
+def doing_words(runs: Sequence[Run], by_hand: str, *, is_clear: bool = False) -> str:
+    """What is being done, or who is waited for. `is_clear`: no alert of it fires any more."""
     active = [run for run in runs if not run.dry_run and run.status.is_active]
     words = [_step_words(run) for run in active]
     words += [
@@ -74,14 +76,15 @@ def doing_words(runs: Sequence[Run], by_hand: str) -> str:
         for run in runs
         if not run.dry_run and run.status is RunStatus.PROPOSED
     ]
-    return "; ".join(words) or by_hand or "nothing yet"
+    return "; ".join(words) or (CLEAR if is_clear else by_hand or "nothing yet")
 
 
 def impact_words(impact: Impact) -> str:
     """What users felt. What nobody measured is said to be not known, and is not zero."""
     words = []
     if impact.lost is not None:
-        of = f" of {impact.requests}" if impact.requests is not None else ""
+        whose = "the fleet's " if impact.is_of_fleet else ""
+        of = f" of {whose}{impact.requests}" if impact.requests is not None else ""
         words.append(f"{impact.lost}{of} requests lost")
     elif impact.why_not_counted:
         words.append(f"requests lost: not known ({impact.why_not_counted})")

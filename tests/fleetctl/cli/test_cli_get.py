@@ -22,7 +22,7 @@ from fleetctl.client import ControllerClient
 from fleetctl.kit.errors import BadInputError
 from fleetctl.told_node import KnownNodes
 from fleetctl.traffic_rule import RerouteSpec, TrafficRule
-from fleetctl.wire.alert import Alert
+from fleetctl.wire.alert import Alert, AlertState
 from fleetctl.wire.diagnosis import Diagnosis
 from fleetctl.wire.failure import Failure, FailureKind
 from fleetctl.wire.freeze import Freeze
@@ -184,6 +184,10 @@ def controller() -> Iterator[RecordedController]:
         "/v1/incidents/inc-2": unexplained,
         "/v1/incidents/inc-3": make_incident(id="inc-3", diagnosis=untreated),
         "/v1/incidents/inc-4": over,
+        "/v1/incidents/inc-5": make_incident(
+            id="inc-5",
+            alerts=[make_incident().alerts[0].model_copy(update={"state": AlertState.RESOLVED, "resolved_at": now})],
+        ),
         "/v1/alerts": alerts,
         "/v1/events": [entry],
         "/v1/traffic-rules": [rule],
@@ -435,6 +439,12 @@ def test_usage_errors_are_one_line_with_the_help_to_read(fleetctl: Run) -> None:
 def test_an_incident_without_a_cause_shows_what_to_do_instead(fleetctl: Run) -> None:
     _, out, _ = fleetctl("incident", "show", "inc-2")
     assert "take the node out first" in out
+
+
+def test_an_incident_whose_alerts_are_clear_says_so_and_what_it_waits_for(fleetctl: Run) -> None:
+    """It read "open" for a minute after its node had been mended, and nobody knew what was still to be done."""
+    said = {name: "no alert fires since" in fleetctl("incident", "show", name)[1] for name in ("inc-5", "inc-3")}
+    assert said == {"inc-5": True, "inc-3": False}
 
 
 def test_nothing_is_waited_for_in_an_incident_that_is_over(fleetctl: Run) -> None:

@@ -152,9 +152,9 @@ async def test_what_users_felt_is_told_as_of_the_moment_and_in_the_end_as_it_was
         told.append((await past.incident(listed.id)).impact)
     assert listed.impact == ""
     assert [one.split(",")[0] for one in told] == [
-        "0 of 30 requests lost",
-        "1 of 51 requests lost",
-        "2 of 92 requests lost",
+        "0 of the fleet's 30 requests lost",
+        "1 of the fleet's 51 requests lost",
+        "2 of the fleet's 92 requests lost",
         "2 of 150 requests lost",
     ]
     assert "p99 TTFT up to 1.1 s, beyond the promised 500 ms" in told[0]
@@ -177,13 +177,13 @@ async def test_the_screens_of_a_recording_show_what_users_felt_by_then(tmp_path:
     past.now = slider.now
     app = Cockpit(lambda: past, poll_every_s=0.2, slider=slider)
     async with app.run_test(size=(120, 40)) as pilot:
-        await wait_for_text(_typed(pilot), "1 of 51 requests lost")
+        await wait_for_text(_typed(pilot), "1 of the fleet's 51 requests lost")
         await pilot.press("g", "i")
-        await wait_for_text(_typed(pilot), "impact", "1 of 51 requests lost")
+        await wait_for_text(_typed(pilot), "impact", "1 of the fleet's 51 requests lost")
         await pilot.press(
             "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop", "full_stop"
         )
-        await wait_for_text(_typed(pilot), "2 of 92 requests lost")
+        await wait_for_text(_typed(pilot), "2 of the fleet's 92 requests lost")
 
 
 async def test_keys_move_through_the_recording_in_the_cockpits_own_screens(tmp_path: Path) -> None:

@@ -53,6 +53,24 @@ def test_impact_counts_what_the_gateway_saw() -> None:
     assert impact.duplicated is None
 
 
+def test_of_one_node_requests_are_the_fleets_by_word_and_other_pools_first_tokens_are_not_its_users() -> None:
+    """A core that died within a second was told with "p99 TTFT up to 2.4 s", of a slow node beside it; a pool of long
+    prompts takes 60 s as ever."""
+    store = make_store(watched_before=True)
+    for at in range(900, 1050, 5):
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "b", "pool": "chat"}, at, 0.7)
+        store.append({"__name__": "llm:ttft_seconds:p99", "node": "z", "pool": "batch"}, at, 60.0)
+    of_node = INCIDENT.model_copy(update={"scope": {"node": "a", "pool": "chat"}})
+    impact = impact_of(of_node, store, 0, 2000)
+    assert impact.p99_ttft_worst_s == 0.7
+    assert impact_words(impact).startswith("2 of the fleet's 52 requests lost, p99 TTFT up to 700 ms")
+    page = render(PostmortemInput(of_node, 1100.0, impact))
+    assert "Requests are counted of the whole fleet" in page
+    of_fleet = impact_of(INCIDENT, store, 0, 2000)
+    assert impact_words(of_fleet).startswith("2 of 52 requests lost, p99 TTFT up to about 60 s")
+    assert "of the whole fleet" not in render(PostmortemInput(INCIDENT, 1100.0, of_fleet))
+
+
 def test_who_was_turned_away_is_impact_too_and_in_no_other_number() -> None:
     store = make_store(watched_before=True)
     for at in range(900, 1050, 5):

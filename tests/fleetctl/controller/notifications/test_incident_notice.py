@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnostics.record import Impact
-from fleetctl.controller.notifications.incident_notice import impact_words
+from fleetctl.controller.notifications.incident_notice import CLEAR, doing_words, impact_words
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,9 @@ def test_harm_is_told_from_a_figure_within_what_is_promised_and_from_what_nobody
     impact: Impact, said: str
 ) -> None:
     assert impact_words(impact) == said
+
+
+def test_where_no_alert_fires_any_more_nobody_is_told_to_act() -> None:
+    """A page said "being done: nothing yet" after a proposal had been taken back, as the alerts were clear."""
+    assert doing_words((), "by hand: look", is_clear=True) == doing_words((), "", is_clear=True) == CLEAR
+    assert (doing_words((), "by hand: look"), doing_words((), "")) == ("by hand: look", "nothing yet")
