@@ -39,7 +39,7 @@ async def _run(port: int, num_nodes: int, rules: Sequence[Path]) -> None:
         failed += not went_well
 
     fetcher = Fetcher(timeout_s=INTERVAL_S, max_bytes=8 << 20)
-    scraper = SlotScraper(store, fetcher, SystemClock(), interval_s=INTERVAL_S, told=told)
+    scraper = SlotScraper(store, fetcher, SystemClock(), interval_s=INTERVAL_S, stale_after_s=2 * INTERVAL_S, told=told)
     targets = {
         f"node-{number}": ScrapeTarget(f"http://127.0.0.1:{port}/{number}/metrics", labels_of(number))
         for number in range(num_nodes)

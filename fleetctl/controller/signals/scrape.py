@@ -71,7 +71,13 @@ class Scraper:
         self._stalled_before_s = 0.0  # long stalls until the last round that none interrupted
         self._known_until: float | None = None
         self._slots = SlotScraper(
-            store, fetcher, records.clock, interval_s=interval_s, told=self._count, keys=settings.fleet.key_ring()
+            store,
+            fetcher,
+            records.clock,
+            interval_s=interval_s,
+            stale_after_s=settings.stale_after_s,
+            told=self._count,
+            keys=settings.fleet.key_ring(),
         )
 
     async def collect(self) -> None:

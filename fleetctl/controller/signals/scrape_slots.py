@@ -17,7 +17,6 @@ from fleetctl.kit.key_ring import NO_KEYS, KeyRing
 log = structlog.get_logger()
 
 READ_SHARE = 0.1  # of the loop's time, for one target: 25,000 lines with new labels each time took 0.6 s of each second
-MAX_REST_S = 8.0  # what it says must not be old (`controller.stale_after_s`, 10 s) before it is asked again
 
 
 class ScrapeTarget(NamedTuple):
@@ -38,15 +37,18 @@ class SlotScraper:
         clock: Clock,
         *,
         interval_s: float,
+        stale_after_s: float,
         told: Callable[[bool], None],
         keys: KeyRing = NO_KEYS,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`told` is called after each scrape with whether it went well. `cpu_s`: what this thread has computed for."""
+        """`stale_after_s`: what a target says must not be as old as that before it is asked again, however costly.
+        `told` is called after each scrape with whether it went well. `cpu_s`: what this thread has computed for."""
         self._store = store
         self._fetcher = fetcher
         self._clock = clock
         self._interval_s = interval_s
+        self._max_rest_s = stale_after_s - 2 * interval_s  # an interval until its slot, and one until it has answered
         self._slots = Slots(clock, interval_s=interval_s, name="scrape")
         self._told = told
         self._keys = keys
@@ -114,7 +116,7 @@ class SlotScraper:
 
     def _rest(self, name: str, at: float, took_s: float) -> None:
         """How long it rests after a scrape that took so much. When that begins is logged."""
-        rest_s = min(took_s / READ_SHARE, MAX_REST_S)
+        rest_s = min(took_s / READ_SHARE, self._max_rest_s)
         if rest_s <= self._interval_s:
             self._rests_until.pop(name, None)
             return

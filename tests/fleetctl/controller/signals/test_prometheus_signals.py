@@ -146,7 +146,9 @@ async def until(look: Callable[[], bool], step: Callable[[], Any], what: Callabl
 def ours(store: SeriesStore, port: int) -> tuple[SlotScraper, dict[str, ScrapeTarget]]:
     fetcher = Fetcher(timeout_s=2.0, max_bytes=10_000)
     targets = {n: ScrapeTarget(f"http://127.0.0.1:{port}/{n}/metrics", labels_of(n)) for n in ("n1", "n2")}
-    return SlotScraper(store, fetcher, SystemClock(), interval_s=1.0, told=lambda well: None), targets
+    return SlotScraper(
+        store, fetcher, SystemClock(), interval_s=1.0, stale_after_s=10.0, told=lambda well: None
+    ), targets
 
 
 async def test_same_alerts_fire_from_both_sources_and_lost_sight_is_unknown(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from alerts.labels import METRIC_NAME
 from alerts.matcher import Matcher
 from alerts.series.store import SeriesStore
-from fleetctl.controller.signals.scrape_slots import MAX_REST_S, ScrapeTarget, SlotScraper
+from fleetctl.controller.signals.scrape_slots import ScrapeTarget, SlotScraper
 from fleetctl.controller.slots import AT_ONCE
 from fleetctl.kit.clock import SystemClock
 from fleetctl.kit.fetch import Fetcher
@@ -79,7 +79,12 @@ async def test_half_of_the_targets_hanging_delays_none_of_the_others() -> None:
     peers, store = Peers(), SeriesStore()
     async with serving(peers) as url:
         scraper = SlotScraper(
-            store, Fetcher(timeout_s=60, max_bytes=1000), SystemClock(), interval_s=1.0, told=lambda well: None
+            store,
+            Fetcher(timeout_s=60, max_bytes=1000),
+            SystemClock(),
+            interval_s=1.0,
+            stale_after_s=10.0,
+            told=lambda well: None,
         )
         healthy = [number for number in range(NUM_NODES) if number % 2 == 0]
         for _ in range(MOST_ROUNDS):  # a machine that stands still for a second costs whoever is asked then a turn
@@ -102,6 +107,7 @@ async def test_a_target_that_is_costly_to_read_comes_less_often_and_before_its_n
             Fetcher(timeout_s=60, max_bytes=1000),
             clock,
             interval_s=1.0,
+            stale_after_s=10.0,
             told=lambda well: spent.next_costs(0.0),
             cpu_s=spent.now,
         )
@@ -113,11 +119,28 @@ async def test_a_target_that_is_costly_to_read_comes_less_often_and_before_its_n
             clock.move(1.0)
         assert asked[:7] == [[1, 1], [1, 2], [1, 3], [1, 4], [1, 5], [2, 6], [3, 7]], "0.5 s of every 5, and no more"
         assert asked[-1] == [8, 12], "once it costs little again it comes each time"
+        await scraper.stop()
+
+
+@pytest.mark.parametrize(("stale_after_s", "asked"), [(10.0, 3), (4.0, 9), (2.0, 17)])
+async def test_however_costly_a_target_is_asked_before_what_it_said_is_old(stale_after_s: float, asked: int) -> None:
+    """With `controller.stale_after_s` at 5 s, and 8 s of rest, it was of unknown load for three seconds of eight."""
+    peers, store, clock, spent = Peers(), SeriesStore(), DrivenClock(), Spent()
+    async with serving(peers) as url:
+        scraper = SlotScraper(
+            store,
+            Fetcher(timeout_s=60, max_bytes=1000),
+            clock,
+            interval_s=1.0,
+            stale_after_s=stale_after_s,
+            told=lambda well: None,
+            cpu_s=spent.now,
+        )
         spent.next_costs(60.0)
-        await scraper.scrape_round(targets)
-        clock.move(MAX_REST_S)
-        await scraper.scrape_round(targets)
-        assert sum(peers.asked.values()) == 20 + 4, "however costly, before what it said is old"
+        for _ in range(17):
+            await scraper.scrape_round({"2": targets_of(url)["2"]})
+            clock.move(1.0)
+        assert peers.asked[2] == asked
         await scraper.stop()
 
 
@@ -126,7 +149,12 @@ async def test_target_that_hangs_longer_than_its_time_is_down() -> None:
     told: list[bool] = []
     async with serving(peers) as url:
         scraper = SlotScraper(
-            store, Fetcher(timeout_s=0.2, max_bytes=1000), SystemClock(), interval_s=30.0, told=told.append
+            store,
+            Fetcher(timeout_s=0.2, max_bytes=1000),
+            SystemClock(),
+            interval_s=30.0,
+            stale_after_s=10.0,
+            told=told.append,
         )
         await scraper.scrape_round({"1": ScrapeTarget(f"{url}/1/metrics", {"node": "1"})})
         assert told == [False]
