@@ -29,7 +29,6 @@ class SeenRun:
     runbook: str
     title: str
     status: str
-    proposed_after_s: float
     ended_after_s: float | None
     error: str = ""
 

@@ -184,9 +184,7 @@ class Responder:
 
     def _seen_run(self, run: Run) -> SeenRun:
         ended = run.updated_at - self.injected_at if run.status.is_terminal else None
-        return SeenRun(
-            run.runbook, run.title, run.status.value, run.created_at - self.injected_at, ended, run.error[:500]
-        )
+        return SeenRun(run.runbook, run.title, run.status.value, ended, run.error[:500])
 
     def _false_in(
         self, incident: Incident, stated: Stated | None, traffic: DrillTraffic, expects: Expectation

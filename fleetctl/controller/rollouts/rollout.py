@@ -70,7 +70,6 @@ class Rollout:
     by_hand: bool = False
     is_return: bool = False  # to an earlier revision, in one step
     shadow_share: float = 0.0
-    step_began_at: float = 0.0
     ready_at: float | None = None
     back_to: str = ""
     override: str = ""
@@ -113,12 +112,13 @@ class Rollout:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Rollout:
-        """A stored document."""
+        """A stored document. What an earlier version kept, and this one does not, is left out."""
+        kept = {name: value for name, value in document.items() if name in cls.__slots__}
         history = tuple(
             Transition(**{**one, "state": RolloutState(one["state"])}) for one in document.get("history", ())
         )
         changed = {"state": RolloutState(document["state"]), "steps": tuple(document["steps"]), "history": history}
-        return cls(**{**document, **changed})
+        return cls(**{**kept, **changed})
 
     def moved(self, state: RolloutState, *, at: float, by: str, why: str, **changed: Any) -> Rollout:
         """The rollout after a transition. What the gate counted is not kept beyond an end."""
@@ -131,7 +131,7 @@ class Rollout:
     def at_step(self, step: int, *, at: float, by: str, why: str, **changed: Any) -> Rollout:
         """The rollout at the begin of a step, which is judged anew."""
         state = RolloutState.PROMOTING if step + 1 == len(self.steps) else RolloutState.CANARY
-        anew: dict[str, Any] = {"step": step, "step_began_at": at, "ready_at": None, "evidence": {}}
+        anew: dict[str, Any] = {"step": step, "ready_at": None, "evidence": {}}
         return self.moved(state, at=at, by=by, why=why, **{**anew, **changed})
 
     def rolling_back(self, *, at: float, by: str, why: str, to: str = "", **changed: Any) -> Rollout:

@@ -69,7 +69,6 @@ class Pod:
     unscheduled: str  # why no Kubernetes node takes it; empty when one did, or nobody tried
     disrupted: str  # why Kubernetes takes it away, in its word: Evicted, PreemptionByScheduler, ...; empty: it does not
     created_at: float
-    ready_since: float | None
 
     @property
     def active(self) -> bool:
@@ -129,7 +128,6 @@ def read_pod(found: Object) -> Pod:
         unscheduled=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         disrupted=_disrupted(conditions.get("DisruptionTarget", {}), status),
         created_at=seconds_of(meta["creationTimestamp"]),
-        ready_since=seconds_of(ready["lastTransitionTime"]) if ready.get("lastTransitionTime") else None,
     )
 
 

@@ -16,7 +16,7 @@ from fleetctl.first_night.traffic import FateCounts
 
 pytestmark = pytest.mark.anyio
 
-RUN = SeenRun("replace-node", "Replace node-2 with node-2b", "succeeded", 63.0, 90.0)
+RUN = SeenRun("replace-node", "Replace node-2 with node-2b", "succeeded", 90.0)
 INCIDENT = SeenIncident(
     id="inc-1",
     title="LLMNodeDown on node-2",

@@ -53,6 +53,11 @@ def test_rollout_is_read_as_it_was_stored_and_has_one_row(tmp_path: Path) -> Non
         assert get_under_way(connection, "chat") is None
 
 
+def test_rollout_that_an_earlier_version_stored_with_more_than_we_keep_is_read() -> None:
+    stored = {**BEGUN.to_json(), "step_began_at": 10.0}
+    assert Rollout.from_json(stored) == BEGUN
+
+
 def test_what_began_before_a_rollout_did_not_begin_with_it() -> None:
     """A queue that grew since 28 s was said to have "begun with" a rollout, and its rollback was proposed."""
     rollout = replace(BEGUN, history=tuple(replace(one, at=1000.0) for one in BEGUN.history))
