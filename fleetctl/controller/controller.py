@@ -15,6 +15,7 @@ import httpx
 import structlog
 
 from alerts.series.store import SeriesStore
+from diagnostics.value_format import format_seconds
 from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.alertmanager.alert_sender import AlertSender
 from fleetctl.controller.alertmanager_link import (
@@ -34,7 +35,7 @@ from fleetctl.controller.content.store import POLL_S, ContentStore
 from fleetctl.controller.database import Database
 from fleetctl.controller.failures.failures import Failures
 from fleetctl.controller.heartbeat import Vitals
-from fleetctl.controller.incidents.alerting import Alerting
+from fleetctl.controller.incidents.alerting import TOLD_BLIND_S, Alerting
 from fleetctl.controller.incidents.approvals import ApprovalPolicy
 from fleetctl.controller.incidents.closing import Closing
 from fleetctl.controller.incidents.diagnosing import Diagnosing
@@ -370,7 +371,7 @@ async def open_controller(
             stale_after_s=stale_after_s,
         )
         alerting = Alerting(rules.engine, signals, fleet, book, inbound.external, inbound.automation, content, records)
-        await alerting.restore()
+        unwatched_s = await alerting.restore()
         vitals = Vitals(records)
         sender = open_sender(config, inbound, alerting, vitals, records, stack)
         diagnosing = Diagnosing(
@@ -449,6 +450,8 @@ async def open_controller(
         records.metrics.watch_loops(loops, records.clock)
         await fleet.take_charge(config.node_specs, start_nodes=config.start_nodes, list_own=list_own)
         started = f"controller started, epoch {records.database.epoch}"
+        if unwatched_s is not None and unwatched_s >= TOLD_BLIND_S:
+            started += f"; nobody had looked or judged for about {format_seconds(unwatched_s)}"
         await records.timeline.append("controller.started", started)
         view = LeadershipView(config, led, clock.now())
         if led is not None:

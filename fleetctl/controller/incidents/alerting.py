@@ -26,6 +26,7 @@ from diagnostics.incident import (
 )
 from diagnostics.scope import Nodes, scope_text
 from diagnostics.tree import alert_kinds
+from diagnostics.value_format import format_seconds
 from fleetctl.controller.alertmanager.automation import Automation
 from fleetctl.controller.alertmanager.external_alerts import ExternalAlerts
 from fleetctl.controller.alertmanager.external_scope import places_of
@@ -42,6 +43,7 @@ log = structlog.get_logger()
 NODE_DOWN = "LLMNodeDown"
 SNAPSHOT_KEY = "alerts"
 SNAPSHOT_EVERY_S = 10.0
+TOLD_BLIND_S = 20.0  # a window of the rules: what is shorter hides nothing from who reads the timeline
 SETTLE_AFTER_START_S = 60.0  # until then, an alert the engine does not know may be one it has not looked at yet
 _ABOUT_A_DRAIN = frozenset({"LLMDrainStuck"})  # its node is drained by our will, and that is what goes wrong
 _WORTH_TELLING = {"firing": "fired", "resolved": "resolved", "unknown": "unknown"}
@@ -77,15 +79,20 @@ class Alerting:
         self._started_at = records.clock.now()
         self._snapshot_at = 0.0
 
-    async def restore(self) -> None:
-        """Take up the alerts' states where the last controller left them."""
+    async def restore(self) -> float | None:
+        """Take up the alerts' states where the last controller left them. Returns for how long nobody judged since, up
+        to `SNAPSHOT_EVERY_S` too much; None: nobody did before, or it is not known."""
         snapshot = await self._database.read(lambda c: get_meta(c, SNAPSHOT_KEY))
         if not isinstance(snapshot, dict):
-            return
+            return None
+        now = self._clock.now()
         try:
-            self._engine.restore(snapshot, self._clock.now())
+            self._engine.restore(snapshot, now)
         except (ValueError, KeyError, TypeError) as error:
             log.error("alerts.snapshot_unreadable", error=str(error), remedy="alerts start anew from their signals")
+            return None
+        judged_at = snapshot.get("taken_at")
+        return max(0.0, now - judged_at) if isinstance(judged_at, int | float) else None
 
     async def evaluate_rules(self) -> None:
         """One tick: the rules, the incidents that follow, and what the timeline tells of both."""
@@ -93,6 +100,13 @@ class Alerting:
         blind_s, self._stalled_s = self._stalls.long_s - self._stalled_s, self._stalls.long_s
         if blind_s > 0:
             self._engine.discount_stall(blind_s)
+            if blind_s >= TOLD_BLIND_S:
+                self._timeline.append_soon(
+                    "controller.stood_still",
+                    f"the controller stood still for {format_seconds(blind_s)} (stopped, without CPU, or its machine "
+                    "slept): nothing was looked at, judged or started meanwhile",
+                    data={"seconds": round(blind_s, 1)},
+                )
         at = self._signals.known_until(now)
         changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
         await self._settle()
