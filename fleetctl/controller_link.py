@@ -193,6 +193,12 @@ class ControllerLink:
             raise self._unreachable(error) from error
 
     def _unreachable(self, error: httpx.HTTPError, url: str = "") -> UnreachableError:
+        if isinstance(error, httpx.ReadTimeout):  # `fleetctl up` starts nothing beside a process that is there
+            return UnreachableError(
+                f"no answer from the controller at {url or self.url}: it takes the connection and says nothing, as one "
+                "that is stopped or has no CPU; gateways and nodes serve on without it",
+                remedy="fleetctl logs controller; where it stays so, end its process, then fleetctl up",
+            )
         return UnreachableError(
             f"no answer from the controller at {url or self.url}: {str(error) or type(error).__name__}",
             remedy="fleetctl up, or name another with --controller",

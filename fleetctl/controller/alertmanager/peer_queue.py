@@ -23,7 +23,9 @@ log = structlog.get_logger()
 
 BATCH = 64
 MAX_QUEUED = 10_000
-MAX_BACKOFF_S = 30.0
+MAX_BACKOFF_S = (
+    10.0  # a page of meanwhile waits no longer once the peer is back: longer than its own group_wait is late
+)
 
 
 class PeerQueue:

@@ -459,6 +459,15 @@ async def test_nobody_there_is_unreachable_with_a_remedy() -> None:
     assert "fleetctl up" in str(caught.value.remedy)
 
 
+async def test_one_that_is_stopped_is_told_from_one_that_is_not_there() -> None:
+    """Its kernel takes the connection; `fleetctl up`, which was advised, waits for it and starts nothing beside it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with ControllerClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2) as client:
+            with pytest.raises(UnreachableError, match="takes the connection and says nothing") as caught:
+                await client.status()
+    assert str(caught.value.remedy).startswith("fleetctl logs controller")
+
+
 @pytest.mark.parametrize("url", ["", "nonsense", "ftp://host", "http://[::1"])
 def test_a_client_needs_an_http_url(url: str) -> None:
     with pytest.raises(BadInputError):

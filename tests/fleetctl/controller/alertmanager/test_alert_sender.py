@@ -178,6 +178,18 @@ async def test_a_dead_peer_keeps_the_newest_and_gets_it_when_it_is_back() -> Non
     await story.sender.stop()
 
 
+async def test_a_page_of_a_long_absence_is_there_ten_seconds_after_the_peer_is() -> None:
+    """Away for a minute it was asked every half minute, so that a page of meanwhile came 28 s after it was back."""
+    story = Story()
+    story.peer.error = UnreachableError("down")
+    story.alerts = [make_alert()]
+    for _ in range(36):
+        assert await story.turn(5) == []
+    story.peer.error = None
+    assert [await story.turn(5), await story.turn(5)].count(["n1"]) == 1
+    await story.sender.stop()
+
+
 async def test_news_that_comes_while_a_request_fails_is_what_is_sent_next() -> None:
     story = Story()
     story.peer.gate.clear()
