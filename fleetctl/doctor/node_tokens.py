@@ -13,7 +13,6 @@ from fleetctl.wire.node import Node, NodePhase
 
 OWN = "fleetctl"  # engine; others take no token of ours
 ANSWERING = frozenset({NodePhase.READY, NodePhase.CORDONED, NodePhase.DRAINING, NodePhase.DRAINED})
-REFUSED = "refuses the controller's token"
 MAX_AT_ONCE = 20
 MAX_NAMED = 5
 MEND = "put the nodes' token back into node.token, or restart nodes, gateway and controller with the new one"
@@ -36,7 +35,7 @@ async def check_node_tokens(client: ControllerClient, nodes: Sequence[Node]) -> 
 
 def judge_node_tokens(held: dict[str, HeldRequests]) -> list[Finding]:
     """`held`: what each node says that it holds, or why it does not say."""
-    refusing = [name for name, one in held.items() if REFUSED in one.unknown]
+    refusing = [name for name, one in held.items() if one.is_refused]
     if refusing:
         more = f" and {len(refusing) - MAX_NAMED} more" if len(refusing) > MAX_NAMED else ""
         named = ", ".join(refusing[:MAX_NAMED]) + more

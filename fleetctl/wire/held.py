@@ -29,6 +29,7 @@ class HeldRequests(Wire):
     requests: list[HeldRequest] = Field(default_factory=list)
     num_arriving: int = 0  # read or tokenised, and not taken in yet
     unknown: str = ""
+    is_refused: bool = False  # why it is not known: the node takes no token of the controller's, nor its orders
 
 
 class KvBlocks(Wire):

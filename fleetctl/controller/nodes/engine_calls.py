@@ -163,7 +163,9 @@ class EngineCalls:
         try:
             url, _ = await self._running(name)
             return await self.client.requests_view(url)
-        except (PermanentError, NoAnswerError, NotAllowedError) as error:
+        except NotAllowedError as error:
+            return HeldRequests(unknown=str(error), is_refused=True)
+        except (PermanentError, NoAnswerError) as error:
             return HeldRequests(unknown=str(error))
 
     async def kv_blocks(self, name: str) -> KvBlocks:

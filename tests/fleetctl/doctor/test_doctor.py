@@ -112,7 +112,7 @@ def test_nodes_with_a_wrong_clock_are_named_and_those_that_can_not_be_asked_are_
 
 
 def test_nodes_that_refuse_the_controllers_token_are_named_and_a_silent_one_is_not_guessed() -> None:
-    refused = HeldRequests(unknown="GET http://n/admin/requests: the node refuses the controller's token, or key")
+    refused = HeldRequests(unknown="answered 401", is_refused=True)
     (found,) = judge_node_tokens({"node-1": HeldRequests(), "node-2": refused})
     assert (found.health, "node-2: the" in found.seen, "node-1" in found.seen) == (Health.bad, True, False)
     (found,) = judge_node_tokens({"node-1": HeldRequests(), "node-2": HeldRequests(unknown="no answer within 2 s")})
