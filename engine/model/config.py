@@ -104,7 +104,6 @@ class ModelConfig:
     windowed_layers: frozenset[int] = frozenset()
     moe: MoeConfig | None = None
     dtype: str = "float32"
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def window_of(self, layer: int) -> int | None:
@@ -162,7 +161,6 @@ def parse_config(tree: Mapping[str, Any]) -> ModelConfig:
         windowed_layers=_windowed_layers(tree, kind, layers, window),
         moe=_moe(tree, kind, layers),
         dtype=str(tree.get("dtype") or tree.get("torch_dtype") or "float32").removeprefix("torch."),
-        bos_token_id=_token_ids(tree, "bos_token_id")[0] if _token_ids(tree, "bos_token_id") else None,
         eos_token_ids=_token_ids(tree, "eos_token_id"),
     )
 

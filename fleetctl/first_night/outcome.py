@@ -43,7 +43,6 @@ class SeenIncident:
     scope: dict[str, str]
     alerts: tuple[str, ...]
     opened_after_s: float
-    resolved_after_s: float | None
     cause: str | None
     confidence: str
     verdict: str

@@ -171,7 +171,6 @@ class Responder:
             scope=incident.scope,
             alerts=tuple(alert.name for alert in incident.alerts),
             opened_after_s=incident.opened_at - self.injected_at,
-            resolved_after_s=None if incident.resolved_at is None else incident.resolved_at - self.injected_at,
             cause=diagnosis.cause if diagnosis else None,
             confidence=diagnosis.confidence if diagnosis else "unknown",
             verdict=diagnosis.title if diagnosis else "",

@@ -35,7 +35,6 @@ class Host:
     ready: bool | None  # None: its kubelet does not report
     ready_message: str
     problems: tuple[Sign, ...]  # conditions that a kubelet or a problem detector raised
-    unschedulable: bool
 
     @property
     def signs(self) -> tuple[Sign, ...]:
@@ -65,7 +64,6 @@ def read_host(found: Object) -> Host:
         ready={"True": True, "False": False}.get(ready["status"]),
         ready_message=ready.get("message", "") if ready["status"] != "True" else "",
         problems=tuple(problems),
-        unschedulable=bool(found["spec"].get("unschedulable")),
     )
 
 

@@ -24,7 +24,6 @@ INCIDENT = SeenIncident(
     scope={"node": "node-2"},
     alerts=("LLMNodeDown",),
     opened_after_s=61.0,
-    resolved_after_s=95.0,
     cause="node_down",
     confidence="confirmed",
     verdict="node-2 does not answer",

@@ -16,7 +16,6 @@ INCIDENT = SeenIncident(
     scope={"node": "node-2"},
     alerts=("LLMNodeSlow",),
     opened_after_s=18.0,
-    resolved_after_s=46.0,
     cause="slow_node",
     confidence="confirmed",
     verdict="node-2 computes slowly: its steps take 5.1× as long as its peers', and more words than one line holds",
