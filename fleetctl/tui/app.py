@@ -239,9 +239,12 @@ class Cockpit(App[None]):
         self._prompt.close()
         self._draw()
         self._stage.focus()
+        self._follow_log()
+        self._feed.wake()
+
+    def _follow_log(self) -> None:
         if self._logs is not None:
             self._logs.follow(self._stage.node.subject if self.here.place is Place.NODE else None)
-        self._feed.wake()
 
     async def on_event(self, event: events.Event) -> None:
         """A key that follows `g` is taken here, in the order in which keys come."""
@@ -483,7 +486,8 @@ class Cockpit(App[None]):
         return filters if chosen().has_colour else [*filters, NoColor()]
 
     def action_refresh_now(self) -> None:
-        """Read everything now."""
+        """Read everything now; a log that had ended is read on."""
+        self._follow_log()
         self._feed.look_again()
 
     # -- how it goes on -----------------------------------------------------------------------------------------

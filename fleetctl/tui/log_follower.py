@@ -27,7 +27,7 @@ class LogFollower:
         self._name: str | None = None
 
     def follow(self, name: str | None) -> None:
-        """This node's, in place of the one before. None: nobody's."""
+        """This node's, in place of the one before; one that had ended is read on. None: nobody's."""
         if name == self._name:
             return
         self._name = name
@@ -43,7 +43,7 @@ class LogFollower:
             async for line in self._controller.follow_node_logs(name, LOG_LINES):
                 self._pane.add_log(line)
         except FleetctlError as error:
-            self._pane.end_log(error.message)
+            self._pane.end_log(f"{error.message}; r tries again")
         else:
             self._pane.end_log("the controller ended it; r reads on")
-            self._name = None
+        self._name = None

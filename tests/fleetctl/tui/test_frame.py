@@ -11,6 +11,7 @@ from textual import events
 from textual.widgets import Input
 
 from fleetctl.cli.examples import EXAMPLES
+from fleetctl.kit.errors import UnreachableError
 from fleetctl.tui.app import Cockpit
 from fleetctl.tui.place import JUMPS, Place, Trail, Visit
 from fleetctl.tui.shell import Printed
@@ -39,6 +40,19 @@ def test_a_new_step_forgets_what_came_after() -> None:
     assert trail.moved(1).here == Visit(Place.NODE, "node-1")
     assert trail.to(Visit(Place.AUDIT)).moved(1).here == Visit(Place.AUDIT)
     assert trail.moved(-9).here == Visit(Place.NOW)
+
+
+async def test_a_log_that_ended_is_read_on_when_a_person_says_so() -> None:
+    """It said "r reads on", and `r` did nothing: the log stood for as long as its screen."""
+    controller = FakeController()
+    controller.logs_away = UnreachableError("the node's host is silent")
+    async with cockpit(controller, size=WIDE) as (_, pilot):
+        await typed(pilot, "node node-2")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "the node's host is silent; r tries again")
+        controller.log_lines, controller.logs_away = {"node-2": ["engine ready"]}, None
+        await pilot.press("r")
+        await wait_for_text(pilot, "Log of node-2, followed", "engine ready")
 
 
 async def test_a_node_is_opened_and_back_and_forward_lead_through_what_was_seen() -> None:
