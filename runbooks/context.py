@@ -48,6 +48,9 @@ class Limits:
     step_margin_s: float = 120.0  # an effect that hangs this long beyond its own time is tried again
 
 
+USUAL_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One for each executor: what its runs are carried with."""

@@ -16,9 +16,8 @@ from typing import Any, Literal
 import structlog
 
 from runbooks.approval import NO_NEED, Approval, ApprovalNeed, Approvals
-from runbooks.breaker import Breaker, BreakerLimits
-from runbooks.budget import ActionBudget
-from runbooks.context import Context, Limits, OnEvent
+from runbooks.breaker import Breaker
+from runbooks.context import USUAL_LIMITS, Context, Limits, OnEvent
 from runbooks.driver import carry_run
 from runbooks.errors import BadInputError, NotFoundError, StaleEpochError
 from runbooks.fleet_view import FleetView
@@ -69,27 +68,15 @@ class Executor:
         *,
         clock: Clock,
         on_event: OnEvent = lambda kind, text, run, data: None,
-        max_attempts: int = 5,
-        approval_ttl_s: float = 3600.0,
-        capacity_floor_ratio: float = 0.6,
-        budget: ActionBudget | None = None,
-        breaker: BreakerLimits | None = None,
-        limits: Limits | None = None,
+        limits: Limits = USUAL_LIMITS,
         thread: ThreadPoolExecutor | None = None,
         judge_need: JudgeNeed = lambda run, near_floor: NO_NEED,
     ) -> None:
-        """`judge_need`: how many persons a run needs. `limits`, when given, replaces what is before it.
+        """`judge_need`: how many persons a run needs.
 
         `thread` is where the journal writes, shared with whoever else writes to its database; without it the executor
         has one of its own.
         """
-        limits = limits or Limits(
-            max_attempts=max_attempts,
-            approval_ttl_s=approval_ttl_s,
-            capacity_floor_ratio=capacity_floor_ratio,
-            budget=budget or ActionBudget(),
-            breaker=breaker or BreakerLimits(),
-        )
         self._journal = journal
         self._library = library
         self._owns_thread = thread is None

@@ -63,6 +63,7 @@ from fleetctl.settings.kubernetes import KubernetesSettings
 from fleetctl.settings.tree import Settings
 from runbooks.breaker import BreakerLimits
 from runbooks.budget import ActionBudget
+from runbooks.context import Limits
 from runbooks.executor import Executor
 from runbooks.journal import Journal
 from runbooks.run import Run
@@ -306,9 +307,11 @@ def open_executor(
         lookup,
         clock=records.clock,
         on_event=_RunEvents(records),
-        capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
-        budget=ActionBudget(**config.settings.actions.per_hour.model_dump()),
-        breaker=BreakerLimits(**config.settings.actions.breaker.model_dump()),
+        limits=Limits(
+            capacity_floor_ratio=config.settings.controller.capacity_floor_ratio,
+            budget=ActionBudget(**config.settings.actions.per_hour.model_dump()),
+            breaker=BreakerLimits(**config.settings.actions.breaker.model_dump()),
+        ),
         thread=records.database.thread,
         judge_need=approvals.judge_need,
     )

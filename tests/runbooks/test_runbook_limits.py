@@ -208,9 +208,7 @@ async def test_given_limits_hold(world: World) -> None:
         world.fleet,
         world.fleet,
         clock=world.clock,
-        max_attempts=2,
-        approval_ttl_s=7,
-        capacity_floor_ratio=0.3,
+        limits=Limits(max_attempts=2, approval_ttl_s=7, capacity_floor_ratio=0.3),
     )
     try:
         proposed = await executor.propose("cordon-node", {"node": "node-2"}, reason="", requested_by="a")
