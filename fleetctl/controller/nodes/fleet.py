@@ -144,10 +144,13 @@ class Fleet:
         attached = await asyncio.to_thread(self._provider.attach, row.spec)
         if attached is not None:
             log.info("node.attached", node=row.name, instance=attached.instance)
-        elif start_nodes:
+            return
+        if start_nodes:
             await self._routing.change(row.name, started=False)
-        else:
-            log.warning("node.ended", node=row.name, reason="it should run and does not; nobody asked to start it")
+        how = exit_words((await asyncio.to_thread(self._provider.observe, row.name)).exit_status)
+        next_words = "it is started again" if start_nodes else "nobody asked to start it"
+        ended = f"{row.name}: its process ended while no controller looked{f' ({how})' if how else ''}; {next_words}"
+        await self._timeline.append("node.ended", ended, node=row.name, incident_id=self.incident_of(row.name))
 
     async def observe_nodes(self) -> None:
         """Look at every node once, spread over the interval; ends with the last look, or before the next turn."""
@@ -272,8 +275,10 @@ class Fleet:
                     drain = await self._client.drain_state(view.url)
                 except (NoAnswerError, NotAllowedError) as error:
                     log.warning("node.drain_unknown", node=row.name, error=str(error))
-        # A controller that was just started has not seen the node ready; a routed node was.
-        was_ready = was_ready or bool(health and health.ready) or (before is None and row.route is not RouteIntent.NONE)
+        # A controller that was just started has not seen the node ready; a routed node was, but for one whose process
+        # it has started itself: that loads.
+        was_routed = before is None and row.route is not RouteIntent.NONE and not self.has_started(row.name)
+        was_ready = was_ready or bool(health and health.ready) or was_routed
         phase, reason = judge_phase(row, running, health, drain, was_ready, view.exit_status, view.trouble)
         is_lost = not running and row.wanted and row.started and not row.is_restarting
         return NodeState(

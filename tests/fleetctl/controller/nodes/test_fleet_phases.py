@@ -118,6 +118,12 @@ async def test_a_controller_that_starts_again_starts_what_is_wanted_and_does_not
             await fleet_ready(second)
             assert [route.node for route in second.routing.table.routes] == ["node-1"]
             assert not second.effects.provider.observe("node-2").running
+            told = [(one.kind, one.text) for one in await second.timeline.read() if one.node == "node-1"]
+            again = told[[kind for kind, _ in told].index("node.ended") :]
+            ended = "node-1: its process ended while no controller looked"
+            assert again[0][1].startswith(ended)
+            assert again[0][1].endswith("; it is started again")
+            assert "node.unreachable" not in dict(again), "a process of its own that loads is no failure"
     finally:
         stop_all(tmp_path)
 
@@ -139,6 +145,9 @@ async def test_a_controller_that_nobody_asked_starts_no_node(tmp_path: Path) -> 
             assert (dead.phase, dead.reason) == (NodePhase.UNREACHABLE, "its process ended: killed by SIGKILL")
             assert second.fleet.nodes["node-1"].is_serving
             assert [one.name for one in second.effects.provider.list_instances()] == ["node-1"]
+            (ended,) = [one.text for one in await second.timeline.read() if one.kind == "node.ended"]
+            words = "its process ended while no controller looked (killed by SIGKILL); nobody asked to start it"
+            assert ended == f"node-2: {words}"
             receipt = await second.effects.restart_node("node-2", wait_s=60)
             assert receipt["node"] == "node-2"
             assert second.fleet.nodes["node-2"].is_serving, "asked for, it comes back"
