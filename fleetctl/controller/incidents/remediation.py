@@ -44,6 +44,10 @@ _SPEC: TypeAdapter[RuleSpec] = TypeAdapter(RuleSpec)
 LIKELY_HOLD_S = 10.0  # a cause that is only likely must stand this long before something is proposed
 
 
+class _ImpossibleError(Exception):
+    """Why nothing can be proposed, in the timeline's words."""
+
+
 class Remediation:
     """Proposes the page that treats a named cause, and approves it where the policy is `run`."""
 
@@ -137,52 +141,77 @@ class Remediation:
 
         `deploy`: what it began with. To take that back is proposed first, whatever the cause, and never runs unasked.
         """
-        content = self._content.current
         runs = await self._database.call(lambda: self._journal.list(incident_id=incident.id))
         if any(run.status.is_active and not run.dry_run for run in runs):
             return False  # one remedy at a time: what it changes is measured, and a second would be refused its nodes
+        try:
+            page = await self._page_that_treats(incident, cause, deploy, runs)
+            if page is None:
+                return True
+            if (standing := blocking_run(runs, page.name, incident)) is not None:
+                log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
+                return True
+            inputs = await self._inputs_of(page, incident, cause, deploy)
+            current = self._book.get(incident.id)
+            if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
+                return False  # it widened meanwhile: what suits one node is no remedy for all of them
+            return await self._ask_for(page, inputs, incident, cause, deploy, runs)
+        except _ImpossibleError as why:
+            await self._say_impossible(incident, str(why))
+            return True
+
+    async def _page_that_treats(
+        self, incident: Incident, cause: str, deploy: Rollout | None, runs: Sequence[Run]
+    ) -> Page | None:
+        """The page to propose; None: its rollback was answered, and its run says how. What was proposed for an earlier
+        cause is withdrawn. Raises _ImpossibleError."""
+        content = self._content.current
         page = content.pages[ROLLBACK_PAGE] if deploy is not None else content.page_for_cause(cause)
         if page is not None and page.name == ROLLBACK_PAGE and deploy is None:
             await self._withdraw_others(incident, None)
             if any(_is_answered_rollback(run) for run in runs):
-                return True  # it was taken back, or is not to be: its run says why
+                return None
             onset = incident.onset_at or incident.opened_at
-            why = nothing_to_take_back(await self._rollouts(), incident.scope.get("pool", ""), onset)
-            await self._say_impossible(incident, why)
-            return True
+            raise _ImpossibleError(nothing_to_take_back(await self._rollouts(), incident.scope.get("pool", ""), onset))
         await self._withdraw_others(incident, page)
         if page is None:
             known = content.causes.get(cause)
             why = f": {known.no_page}" if known is not None and known.no_page else ""
-            await self._say_impossible(incident, f"no runbook treats {cause}{why}")
-            return True
+            raise _ImpossibleError(f"no runbook treats {cause}{why}")
         if page.is_by_hand:
-            why = f"no command mends {cause}; what a person does says `fleetctl runbook show {page.name}`"
-            await self._say_impossible(incident, why)
-            return True
-        if (standing := blocking_run(runs, page.name, incident)) is not None:
-            log.info("remediation.kept", incident_id=incident.id, run_id=standing.id, status=standing.status)
-            return True
+            words = f"no command mends {cause}; what a person does says `fleetctl runbook show {page.name}`"
+            raise _ImpossibleError(words)
+        return page
+
+    async def _inputs_of(self, page: Page, incident: Incident, cause: str, deploy: Rollout | None) -> dict[str, str]:
+        """What the page is to be run with: by the incident's place, and by what the fleet measures. Raises
+        _ImpossibleError."""
         nodes = await self._lookup.nodes() or ()
         used = {node.name for node in nodes}
         scope = {**incident.scope, **({"pool": deploy.pool} if deploy is not None else {})}
         its = incident.diagnosis.its_node if incident.diagnosis is not None else ""
         if its and "node" in page.inputs and "node" not in scope:
             if (own := self._own_incident(its, cause)) is not None:
-                await self._say_impossible(incident, f"{its} has an incident of its own, and its remedy there: {own}")
-                return True
+                raise _ImpossibleError(f"{its} has an incident of its own, and its remedy there: {own}")
             if not any(node.name == its and node.wanted for node in nodes):
-                await self._say_impossible(incident, f"{its}, which the verdict names, was taken out")
-                return True
+                raise _ImpossibleError(f"{its}, which the verdict names, was taken out")
             scope |= {"node": its}
         inputs, missing = inputs_from_scope(page, scope, used, given_names(nodes))
         if missing:
-            await self._say_impossible(incident, missing_words(page, scope, missing, incident.id))
-            return True
-        inputs |= await seen_inputs(page, inputs, self._lookup.evaluate)
-        current = self._book.get(incident.id)
-        if current is None or (current.scope, current.part_of) != (incident.scope, incident.part_of):
-            return False  # it widened meanwhile: what suits one node is no remedy for all of them
+            raise _ImpossibleError(missing_words(page, scope, missing, incident.id))
+        return inputs | await seen_inputs(page, inputs, self._lookup.evaluate)
+
+    async def _ask_for(
+        self,
+        page: Page,
+        inputs: Mapping[str, str],
+        incident: Incident,
+        cause: str,
+        deploy: Rollout | None,
+        runs: Sequence[Run],
+    ) -> bool:
+        """Propose the page, or let it start. False: the same stands elsewhere, and it is asked again. Raises
+        _ImpossibleError."""
         confirmed = incident.diagnosis is not None and incident.diagnosis.confidence == "confirmed"
         unasked = confirmed and deploy is None and self._may_run(page, incident, cause)
         reason = incident.diagnosis.title if incident.diagnosis else cause
@@ -193,8 +222,7 @@ class Remediation:
             again += f":after-{withdrawn}"
         try:
             if why := await self._executor.why_never(page.name, inputs):
-                await self._say_impossible(incident, f"{page.name}: {why}{words_for_node(incident.scope.get('node'))}")
-                return True
+                raise _ImpossibleError(f"{page.name}: {why}{words_for_node(incident.scope.get('node'))}")
             if why := await self._in_force(page, inputs) or await self._asked_elsewhere(
                 page, inputs, incident, unasked=unasked
             ):
@@ -212,8 +240,7 @@ class Remediation:
                 unasked=unasked,
             )
         except RunbookError as error:
-            await self._say_impossible(incident, f"{page.name}: {error}")
-            return True
+            raise _ImpossibleError(f"{page.name}: {error}") from error
         if self._held is not None and run.unasked and run.status is RunStatus.PROPOSED:
             self._held.add(run.id)
         return True
