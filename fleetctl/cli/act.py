@@ -115,24 +115,21 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
             _tell_meant(command_line)
         perform(command_line, reason=reason, override=override, dry_run=dry_run, yes=yes, output=output)
 
-    what = " or ".join(kind.value for kind in verb.kinds)
-    target_help = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
-    if TargetKind.ROLLOUT in verb.kinds:
-        target_help = "Name of the pool; `fleetctl get pools` lists them."
-    if TargetKind.HOST in verb.kinds:
-        target_help = "Name of the machine; `fleetctl describe node NAME` says on which one a node is."
-    if TargetKind.ROUTE in verb.kinds:
-        target_help = "Id of the traffic rule; `fleetctl get traffic-rules` lists them."
-    annotations: dict[str, Any] = {
-        "target": Annotated[
-            str,
-            typer.Argument(
-                help=target_help,
-                metavar=written_forms(verb.kinds),
-                autocompletion=complete_node if TargetKind.NODE in verb.kinds else None,
-            ),
+    annotations, defaults = _parameters_of(verb, is_group=is_group)
+    command.__annotations__ = dict(annotations)
+    empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, keyword_only, default=defaults.get(name, empty), annotation=annotation)
+            for name, annotation in annotations.items()
         ]
-    }
+    )
+    return command
+
+
+def _parameters_of(verb: Verb, *, is_group: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Typer's annotations of what the verb takes, in the order of its help; defaults of what may be left out."""
+    annotations: dict[str, Any] = {}
     defaults: dict[str, Any] = {
         "reason": ASKED_HERE,
         "override": "",
@@ -140,16 +137,15 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         "yes": False,
         "output": Output.table,
     }
-    if verb.kinds == (TargetKind.FLEET,):
-        annotations = {}
-    if verb.takes_selector:
-        defaults["target"] = ""
+    if is_group:
+        annotations["context"] = typer.Context
+    elif verb.kinds != (TargetKind.FLEET,):
+        annotations["target"] = _target_of(verb)
+        if verb.takes_selector or verb.default_target:
+            defaults["target"] = verb.default_target
+    if verb.takes_selector and not is_group:
         for name, (annotation, default) in _SELECTOR_OPTIONS.items():
             annotations[name], defaults[name] = annotation, default
-    if is_group:
-        annotations = {"context": typer.Context}
-    elif verb.default_target:
-        defaults["target"] = verb.default_target
     for option in verb.options:
         help_text = f"{option.help[0].upper()}{option.help[1:]}."
         is_flag = option.kind == "flag"
@@ -160,15 +156,20 @@ def verb_command(verb: Verb, *, is_group: bool = False) -> Callable[..., None]:
         if is_group or not option.required:
             defaults[_parameter(option)] = option.default_text if not is_flag else False
     annotations |= {"reason": Reason, "override": Override, "dry_run": DryRun, "yes": Yes, "output": OutputOption}
-    command.__annotations__ = dict(annotations)
-    empty, keyword_only = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, keyword_only, default=defaults.get(name, empty), annotation=annotation)
-            for name, annotation in annotations.items()
-        ]
-    )
-    return command
+    return annotations, defaults
+
+
+def _target_of(verb: Verb) -> Any:
+    what = " or ".join(kind.value for kind in verb.kinds)
+    help_text = f"Name of the {what}" + ("; `fleetctl get nodes` lists them." if verb.needs_target else ".")
+    if TargetKind.ROLLOUT in verb.kinds:
+        help_text = "Name of the pool; `fleetctl get pools` lists them."
+    if TargetKind.HOST in verb.kinds:
+        help_text = "Name of the machine; `fleetctl describe node NAME` says on which one a node is."
+    if TargetKind.ROUTE in verb.kinds:
+        help_text = "Id of the traffic rule; `fleetctl get traffic-rules` lists them."
+    completed = complete_node if TargetKind.NODE in verb.kinds else None
+    return Annotated[str, typer.Argument(help=help_text, metavar=written_forms(verb.kinds), autocompletion=completed)]
 
 
 _SELECTOR_OPTIONS: dict[str, tuple[Any, Any]] = {
