@@ -37,6 +37,7 @@ _SCRAPE_NAMES = {"up", "llm:up"}
 _SHOWN_STATES = ("pending", "firing", "unknown")
 ALERT_NAMES = ("ALERTS", "ALERTS_FOR_STATE")
 DEFAULT_INTERVAL_S = 1.0
+HALF_A_WINDOW_S = 10.0  # of the signal rules, which look 20 s back
 
 
 @dataclass(slots=True)
@@ -89,6 +90,7 @@ class RuleEngine:
         reaches = lookback_s_by_metric(groups)
         self._states: list[list[_RuleState]] = [_states_of(group, store, reaches, clear_after_s) for group in groups]
         self._last_slot: list[int | None] = [None] * len(self._groups)
+        self._watched_since = -math.inf  # without a stall
         self._taken_out: list[AlertChange] = []  # alerts whose rule is gone, until a tick has told of them
         self._shared = SharedResults(rule.query.root for group in groups for rule in group.rules)
         self._worsens: dict[str, Way] = {}  # by alert, as it is asked
@@ -168,8 +170,11 @@ class RuleEngine:
                         changes.append(AlertChange(unknown, alert.state))
         return changes
 
-    def discount_stall(self, blind_s: float) -> None:
-        """Nobody watched for so many seconds up to now: they do not count for the `for` of what is pending."""
+    def discount_stall(self, blind_s: float, now: float) -> None:
+        """Nobody watched for so many seconds up to `now`: they do not count for the `for` of what is pending. Half a
+        window and more is missing from what is judged next: nothing clears by that."""
+        if blind_s >= HALF_A_WINDOW_S:
+            self._watched_since = now
         for states in self._states:
             for state in states:
                 for labels, alert in state.active.items():
@@ -275,6 +280,8 @@ class RuleEngine:
             self._shared.note_write(name)
 
     def _liveness_of(self, alert: ActiveAlert, now: float, clear_after_s: float) -> Liveness:
+        if clear_after_s and now - self._watched_since < clear_after_s:
+            return Liveness.LOST
         liveness = self._liveness_by_wait.get(clear_after_s)
         if liveness is None:
             liveness = self._liveness_by_wait[clear_after_s] = TargetLiveness(self._store, now, clear_after_s)

@@ -103,7 +103,7 @@ def _of_target(up: MemSeries, now_ms: int, clear_after_ms: int) -> Liveness:
     start = int(np.searchsorted(times, now_ms - clear_after_ms, side="right"))
     start = min(start, len(times) - 1)
     gap_ms = int(np.diff(times[max(0, start - 1) :]).max(initial=0))
-    if gap_ms > fresh_ms:
+    if gap_ms > max(fresh_ms, clear_after_ms):
         return Liveness.LOST  # nobody looked for a while: what windows hold now is from before it, or too little
     return Liveness.LIVE if (values[start:] == 1.0).all() else Liveness.LOST
 

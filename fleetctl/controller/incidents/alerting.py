@@ -99,7 +99,7 @@ class Alerting:
         now = self._clock.now()
         blind_s, self._stalled_s = self._stalls.long_s - self._stalled_s, self._stalls.long_s
         if blind_s > 0:
-            self._engine.discount_stall(blind_s)
+            self._engine.discount_stall(blind_s, now)
             if blind_s >= TOLD_BLIND_S:
                 self._timeline.append_soon(
                     "controller.stood_still",
