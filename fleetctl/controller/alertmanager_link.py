@@ -92,7 +92,7 @@ def open_sender(
         return None
     settings = config.settings
     sender = AlertSender(
-        [PeerQueue(client, records.clock, records.metrics) for client in inbound.clients],
+        [PeerQueue(one, records.clock, records.metrics, tell=records.timeline.append_soon) for one in inbound.clients],
         alerting.own_alerts,
         records.clock,
         is_held_back=alerting.is_held_back,

@@ -84,7 +84,7 @@ def judge_alertmanagers(status: Status) -> Iterator[Finding]:
         yield Finding("Alertmanager", Health.unused, "our alerts go to none", "set alertmanagers: [http://HOST:9093]")
     for one in status.alertmanagers:
         if one.last_error:
-            seen = f"{one.url}: {one.last_error}; {one.queued} alerts wait"
+            seen = f"{one.url}: {one.last_error.removeprefix(f'{one.url}: ')}; {one.queued} alerts wait"
             yield Finding("Alertmanager", Health.bad, seen, "see that this URL answers from the controller's machine")
         else:
             yield Finding("Alertmanager", Health.good, f"{one.url}: {one.sent} alerts sent")

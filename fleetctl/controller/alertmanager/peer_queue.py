@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from alerts.evaluation.alert import RESOLVED_KEPT_S
+from diagnostics.value_format import format_seconds
 from fleetctl.controller.alertmanager.alertmanager_client import AlertmanagerClient
 from fleetctl.controller.alertmanager.outgoing_alert import OutgoingAlert
 from fleetctl.controller.metrics import ControllerMetrics
@@ -23,6 +24,7 @@ log = structlog.get_logger()
 
 BATCH = 64
 MAX_QUEUED = 10_000
+TOLD_FAILURES = 2  # in a row: one is a restart of a second
 MAX_BACKOFF_S = (
     10.0  # a page of meanwhile waits no longer once the peer is back: longer than its own group_wait is late
 )
@@ -32,8 +34,16 @@ class PeerQueue:
     """Threading: belongs to one event loop."""
 
     def __init__(
-        self, client: AlertmanagerClient, clock: Clock, metrics: ControllerMetrics, *, max_queued: int = MAX_QUEUED
+        self,
+        client: AlertmanagerClient,
+        clock: Clock,
+        metrics: ControllerMetrics,
+        *,
+        max_queued: int = MAX_QUEUED,
+        tell: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
+        """`tell`: of the timeline, a kind and a text."""
+        self._tell = tell
         self.client = client
         self._clock = clock
         self._metrics = metrics
@@ -42,6 +52,7 @@ class PeerQueue:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
+        self._failing_since = 0.0
         self._state = AlertmanagerState(url=client.url)
 
     def offer(self, alerts: Iterable[OutgoingAlert]) -> None:
@@ -103,9 +114,16 @@ class PeerQueue:
                     self._waiting[alert.fingerprint] = alert
                     self._waiting.move_to_end(alert.fingerprint, last=False)
             self._failures += 1
+            if self._failures == TOLD_FAILURES:
+                text = f"takes no alerts ({error.message}): {len(self._waiting)} wait, and it calls nobody meanwhile"
+                self._tell("alertmanager.unreachable", f"Alertmanager {self.client.url} {text}")
             return min(2.0 ** (self._failures - 1), MAX_BACKOFF_S)
         if self._failures:
             log.info("alertmanager.reached_again", alertmanager=self.client.url, after_failures=self._failures)
+        if self._failures >= TOLD_FAILURES:
+            away = format_seconds(self._clock.now() - self._failing_since)
+            text = f"Alertmanager {self.client.url} takes alerts again, after {away}: what waited goes there now"
+            self._tell("alertmanager.reached_again", text)
         self._failures = 0
         self._state.sent += len(batch)
         self._state.last_success_at = self._clock.now()
@@ -119,6 +137,7 @@ class PeerQueue:
         self._state.last_error = error.message
         self._metrics.alertmanager_failed.labels(alertmanager=self.client.url).inc(count)
         if self._failures == 0:
+            self._failing_since = self._clock.now()
             log.error("alertmanager.send_failed", alertmanager=self.client.url, alerts=count, error=error.message)
 
     def _dropped(self, count: int, why: str) -> None:

@@ -101,7 +101,12 @@ class Story:
     def __init__(self, **options: Any) -> None:
         self.clock = DrivenClock(NOW)
         self.peer = Peer()
-        self.queue = PeerQueue(self.peer, self.clock, ControllerMetrics(), **options)
+        self.told: list[tuple[str, str]] = []
+
+        def tell(kind: str, text: str) -> None:
+            self.told.append((kind, text))
+
+        self.queue = PeerQueue(self.peer, self.clock, ControllerMetrics(), tell=tell, **options)
         self.alerts: list[ActiveAlert] = []
         self.held: set[str] = set()
         self.gone: set[str] = set()
@@ -187,6 +192,9 @@ async def test_a_page_of_a_long_absence_is_there_ten_seconds_after_the_peer_is()
         assert await story.turn(5) == []
     story.peer.error = None
     assert [await story.turn(5), await story.turn(5)].count(["n1"]) == 1
+    assert [kind for kind, _ in story.told] == ["alertmanager.unreachable", "alertmanager.reached_again"]
+    assert "(down): 1 wait, and it calls nobody meanwhile" in story.told[0][1]
+    assert "takes alerts again, after 3 min " in story.told[1][1]
     await story.sender.stop()
 
 
