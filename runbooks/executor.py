@@ -495,7 +495,9 @@ class Executor:
             failures = self._failures[run_id] = self._failures.get(run_id, 0) + 1
             limit_s = MAX_STORAGE_BACK_OFF_S if isinstance(error, TemporaryError) else MAX_BACK_OFF_S
             self._not_before[run_id] = self._clock.now() + min(2.0**failures, limit_s)
-            log.error("run.carry_failed", run_id=run_id, error=str(error), in_row=failures, exc_info=True)
+            # On a full disk it is tried every few seconds, and the log may lie on that disk: the place tells nothing.
+            is_new = failures == 1 and not isinstance(error, TemporaryError)
+            log.error("run.carry_failed", run_id=run_id, error=str(error), in_row=failures, exc_info=is_new)
         finally:
             del self._carried[run_id]
 

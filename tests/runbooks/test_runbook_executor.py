@@ -18,7 +18,7 @@ from runbooks.errors import (
 )
 from runbooks.journal import Journal
 from runbooks.page import parse_page
-from runbooks.ports import NotPossibleError, PermanentError
+from runbooks.ports import NotPossibleError, PermanentError, TemporaryError
 from runbooks.run import AlreadyDecidedError, ConflictError, Run, RunStatus
 from tests.fixtures.runbooks import FAST, LIBRARY, REPLACE, Controller, FakeFleet, World, propose, temporary
 
@@ -592,6 +592,27 @@ async def test_a_run_whose_database_fails_for_a_while_goes_on_by_itself(world: W
     async with running(controller):
         assert (await ended(controller, run)).status is RunStatus.SUCCEEDED
     assert failures == 0
+
+
+async def test_a_full_disk_is_logged_in_a_line_each_time_without_the_place_in_our_code(world: World) -> None:
+    """Three pages of it each three seconds went onto the disk that was full."""
+    controller = world.start()
+    run = await propose(controller, approve=True)
+    failures = 2
+
+    def fail(name: str) -> None:
+        nonlocal failures
+        if name == "step_done.do.1.before_commit" and failures:
+            failures -= 1
+            raise TemporaryError("no space left")
+
+    world._at_fault_point = fail  # type: ignore[method-assign]
+    controller.journal._at_fault_point = fail
+    with structlog.testing.capture_logs() as logs:
+        async with running(controller):
+            assert (await ended(controller, run)).status is RunStatus.SUCCEEDED
+    told = [event for event in logs if event["event"] == "run.carry_failed"]
+    assert [event["exc_info"] for event in told] == [False, False]
 
 
 async def test_a_run_that_is_carried_to_its_end_is_not_reported_as_broken_off(world: World) -> None:

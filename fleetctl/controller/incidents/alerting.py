@@ -78,6 +78,7 @@ class Alerting:
         self._stalled_s = 0.0  # long stalls that the rules know of
         self._started_at = records.clock.now()
         self._snapshot_at = 0.0
+        self._unstored: tuple[float, str] | None = None  # since when nothing can be stored, and why
 
     async def restore(self) -> float | None:
         """Take up the alerts' states where the last controller left them. Returns for how long nobody judged since, up
@@ -107,6 +108,7 @@ class Alerting:
                     "slept): nothing was looked at, judged or started meanwhile",
                     data={"seconds": round(blind_s, 1)},
                 )
+        self._tell_unstored(now)
         at = self._signals.known_until(now)
         changes = self._engine.mark_all_unknown(now) if at is None else self._engine.tick(at)
         await self._settle()
@@ -146,6 +148,20 @@ class Alerting:
                 await self._database.write(lambda c: put_meta(c, SNAPSHOT_KEY, snapshot))
             self._snapshot_at = now
         self._book.drop_old()
+
+    def _tell_unstored(self, now: float) -> None:
+        """Once there is room again: entries of meanwhile are lost, among them that the disk was full."""
+        if why := self._database.storage_error:
+            self._unstored = self._unstored or (now, why.removesuffix(": nothing can be stored"))
+        elif self._unstored is not None:
+            since, why = self._unstored
+            self._unstored = None
+            self._timeline.append_soon(
+                "storage.recovered",
+                f"nothing could be stored for {format_seconds(now - since)} ({why}): what happened meanwhile was "
+                "judged and told, and most of it is not on this timeline",
+                data={"seconds": round(now - since, 1)},
+            )
 
     async def _settle(self) -> None:
         """As the book's. A full disk keeps nobody from judging: incidents are held, shown and told of from memory."""

@@ -33,6 +33,7 @@ log = structlog.get_logger()
 
 ASKED_AT_ONCE = 8
 MAX_ASKED = 2000  # requests whose fate gateways are asked for
+COUNTED = ("finished", "moved", "refused", "aborted")
 SETTLE_S = 2.0  # a gateway learns of a move after the node that gives it away
 SETTLE_POLL_S = 0.2
 
@@ -132,8 +133,11 @@ class DrainAccount:
 
 
 def _step_receipt(receipt: DrainReceipt) -> Receipt:
-    """What the step of a run keeps of it."""
+    """What the step of a run keeps of it. Of a node that drained its counts too, in place of the node's own: one whose
+    core was killed meanwhile calls aborted what another node goes on with."""
+    counts = COUNTED if receipt.state == "drained" else ()
     return {
+        **{outcome: receipt.sums[outcome] for outcome in counts},
         "receipt": receipt.id,
         "summary": receipt.summary,
         "lost": receipt.sums["lost"],

@@ -194,7 +194,7 @@ class FleetEffects:
         return {"machine": name, "cordoned": cordoned, "nodes": there}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
-        """The counts are the node's own; `receipt` names the signed one, with a line for each request.
+        """The counts are those of the signed receipt, which `receipt` names and which has a line for each request.
 
         A node that is gone, or gives no answer, is cordoned, and its receipt has the gateways' word alone. One that
         refuses our token keeps its route.

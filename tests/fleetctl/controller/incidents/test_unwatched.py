@@ -30,6 +30,19 @@ async def test_a_controller_that_stood_still_says_for_how_long_once_and_of_a_mom
         assert "stood still for 2 min 05 s" in text
 
 
+async def test_after_a_full_disk_the_timeline_says_for_how_long_it_has_a_hole(tmp_path: Path) -> None:
+    """It had "resolved" of an incident whose opening nobody could store."""
+    clock = DrivenClock()
+    async with open_controller(make_config(tmp_path, nodes=1), NoProvider(), clock) as controller:
+        controller.database.storage_error = "no space left"
+        await controller.loops.run_turn("alerts")
+        clock.move(44.0)
+        for _ in range(2):
+            await controller.loops.run_turn("alerts")
+        (text,) = await told(controller, "storage.recovered")
+        assert text.startswith("nothing could be stored for 44 s (no space left)")
+
+
 async def test_a_controller_that_starts_says_for_how_long_nobody_looked(tmp_path: Path) -> None:
     clock = DrivenClock()
     for away_s in (0.0, 5.0, 600.0):

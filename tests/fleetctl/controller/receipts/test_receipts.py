@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from fleetctl.cli.app import run
 from fleetctl.controller.controller import Controller
+from fleetctl.controller.nodes.node_answers import NodeDrain
 from fleetctl.controller.nodes.node_client import NodeClient
 from fleetctl.kit.errors import BadInputError
 from tests.fixtures.controller import kill, make_config, running_fleet, stop_all, tell_node
@@ -70,6 +72,24 @@ async def test_drain_ends_with_a_signed_receipt_that_names_each_request(
     drain = await controller.receipts.begin("node-2", "its instance", [])
     closed = await controller.receipts.close(drain, [], state="drained", uncounted_refusals=3)
     assert (closed.sums["refused"], closed.notes) == (3, ["3 refused without a line: the node did not name them"])
+
+
+async def test_the_counts_of_a_step_are_those_of_its_receipt_whatever_a_node_whose_core_died_counts(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own "moved 0, aborted 11" stood beside the receipt's "moved 11"."""
+    fates_are(monkeypatch, {"fate": "in_flight", "moves": [{"from": "node-1", "to": "node-2", "tokens": 4}]})
+    drain_state = NodeClient.drain_state
+
+    async def miscounted(self: NodeClient, url: str, **options: Any) -> NodeDrain:
+        told = await drain_state(self, url, **options)
+        return replace(told, receipt={**told.receipt, "moved": 0, "aborted": 2}) if told.state == "drained" else told
+
+    monkeypatch.setattr(NodeClient, "drain_state", miscounted)
+    await tell_node(controller, "node-1", held=2)
+    step = await controller.effects.drain("node-1", deadline_s=0.1)
+    assert step["summary"].startswith("finished 0, moved 2 to node-2")
+    assert (step["moved"], step["aborted"]) == (2, 0)
 
 
 async def test_receipt_has_the_word_of_the_gateway_that_a_client_came_again_through(
