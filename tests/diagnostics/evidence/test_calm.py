@@ -78,8 +78,16 @@ def test_decoding_that_became_slow_without_an_alert_is_still_said_an_hour_later(
 
 @pytest.mark.parametrize(("age_s", "confidence"), [(30.0, "likely"), (300.0, "confirmed")])
 def test_decoding_that_is_slow_for_seconds_is_not_confirmed(age_s: float, confidence: str) -> None:
-    said = _said(itl_seconds__mean=lambda age: np.where(age <= age_s, 0.045, 0.02))
+    def slower(age: np.ndarray) -> np.ndarray:
+        return np.where(age <= age_s, 0.045, 0.02)
+
+    said = _said(itl_seconds__mean=slower, step_seconds__mean=slower)
     assert (said.cause, said.confidence) == ("decode_slow", confidence)
+
+
+def test_what_hangs_on_what_nobody_tells_keeps_a_verdict_from_being_confirmed() -> None:
+    said = _said(itl_seconds__mean=lambda age: np.where(age <= 300.0, 0.045, 0.02))
+    assert (said.cause, said.confidence, said.runner_up) == ("decode_slow", "likely", "slow_node")
 
 
 def test_steps_that_are_longer_because_twice_as_many_requests_come_are_nothing_wrong() -> None:

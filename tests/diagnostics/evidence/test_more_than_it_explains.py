@@ -132,10 +132,10 @@ def test_one_end_is_no_loop_yet_and_none_only_after_ten_minutes(since: float, an
     assert answer_to("ended_thrice", *told, scope=NODE, since=since) == answer
 
 
-def test_next_beside_a_process_that_ended_with_a_fault_is_that_it_will_again() -> None:
+def test_next_beside_a_process_that_ended_with_a_fault_is_that_it_comes_back() -> None:
     seen, machine = "silent process_ended ended_unasked gone_for_others", "machine_silent machine_short machine_faulty"
     too_early = "core_dies_often core_died errors_up ends_again ended_thrice"
-    assert judged("node", f"{seen} ended_with_status", f"{machine} {too_early}", NODE).runner_up == "crash_loop"
+    assert judged("node", f"{seen} ended_with_status", f"{machine} {too_early}", NODE).runner_up == "core_crash"
     assert judged("node", seen, f"{machine} core_dies_often", NODE).runner_up == "machine_unhealthy"
 
 
@@ -171,7 +171,7 @@ def test_of_causes_of_which_one_is_at_work_by_the_sign_that_all_must_show_the_li
     of_others: str, is_named: bool
 ) -> None:
     cache = frozenset({"cache"})
-    causes = {name: Expectation("{{where}}", cache, ((of_others,),), alone=True) for name in ("routing", "mix")}
+    causes = {name: Expectation("{{where}}", cache, ((of_others,),), alone=True) for name in ("routing", "mix", "salt")}
     causes["template"] = Expectation("{{where}}", cache, (("fell",),), prior=1.1, alone=True)
     readings = {name: Evidence(name, f"Is {name}?", "unknown" if name == "told" else "yes") for name in NAMES}
     found = judge(Knowledge(QUESTIONS, causes), ["cache"], [], POOL, SeriesStore(), NOW, known=readings)
