@@ -270,7 +270,11 @@ def show_run(run: Run, output: Output) -> None:
         if run.prediction:
             stdout().print(f"  {run.prediction}", markup=False)
         for step in run.steps:
-            counts = {k: v for k, v in step.receipt.items() if isinstance(v, int) and not isinstance(v, bool)}
+            counts = {
+                name: number
+                for name, number in step.receipt.items()
+                if isinstance(number, int) and not isinstance(number, bool) and name != "table_version"  # the gateways'
+            }
             if (told := step.receipt.get("told")) and not run.dry_run:
                 stdout().print(f"  {told}", markup=False)
             if counts and not run.dry_run and "summary" not in step.receipt:
