@@ -1,36 +1,30 @@
-"""The gateway of one process: what it is built of, and its own routes. How it begins and ends: `life.py`.
+"""The gateway of one process: what it is built of. Its own pages: `pages.py`; how it begins and ends: `life.py`.
 
-One class, longer than others: its parts are made in an order, each route is a few lines over several of them, and what
-a request tells in passing is noted in all of them at once.
+Its parts are made in an order, and what a request tells in passing is noted in all of them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import os
 import time
-from base64 import b64decode, b64encode
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
-from prometheus_client import generate_latest
 
 from fleetctl.gateway.admission.admission import Admission
 from fleetctl.gateway.admission.admission_metrics import AdmissionMetrics
 from fleetctl.gateway.admission.shedding import shed_orders
 from fleetctl.gateway.admission.tenants_file import read_node_key
 from fleetctl.gateway.http import answers
-from fleetctl.gateway.http.answers import ErrorAnswer, WholeAnswer, json_answer
 from fleetctl.gateway.http.exchange import Exchange
 from fleetctl.gateway.http.node_client import NodeClient
 from fleetctl.gateway.http.server import HttpServer
-from fleetctl.gateway.metrics import CONTENT_TYPE, COUNTERS, ROUTING_TABLE, GatewayMetrics
+from fleetctl.gateway.metrics import ROUTING_TABLE, GatewayMetrics
 from fleetctl.gateway.nodes.ejection import Ejection, Ejections
 from fleetctl.gateway.nodes.health_metrics import HealthMetrics
 from fleetctl.gateway.nodes.held_requests import ask_held_requests
@@ -42,7 +36,7 @@ from fleetctl.gateway.nodes.sync import TableSync
 from fleetctl.gateway.nodes.table import Endpoint, Routing, Table
 from fleetctl.gateway.overflow.overflow import Overflow
 from fleetctl.gateway.overflow.overflow_metrics import OverflowMetrics
-from fleetctl.gateway.prompts.prefix_lint import joined_report
+from fleetctl.gateway.pages import EXPLAIN_PATH, GatewayPages, PageSources
 from fleetctl.gateway.prompts.preparation import PromptPreparation
 from fleetctl.gateway.prompts.tokenizer_probe import open_preparation
 from fleetctl.gateway.requests.cached_answers import CachedAnswers
@@ -50,28 +44,11 @@ from fleetctl.gateway.requests.fates import Fates, Outcome, ProxiedRequest
 from fleetctl.gateway.requests.place import Placer
 from fleetctl.gateway.requests.proxy import MOVE_PATIENCE_S, Proxy
 from fleetctl.gateway.requests.shadow import Shadows
-from fleetctl.gateway.requests.shadow_report import joined_shadows
 from fleetctl.gateway.response_cache import ResponseCache
-from fleetctl.gateway.routing.routing_facts import WORK_PATHS, BadBodyError
-from fleetctl.gateway.siblings.fate_store import find_kept_fate, keep_fates
+from fleetctl.gateway.routing.routing_facts import WORK_PATHS
+from fleetctl.gateway.siblings.fate_store import keep_fates
 from fleetctl.gateway.siblings.joined_views import (
-    Json,
     WorkersNow,
-    joined_decisions,
-    joined_explanation,
-    joined_status,
-    joined_tenants,
-    latest_fate,
-)
-from fleetctl.gateway.siblings.metric_store import (
-    WORKER_DIED,
-    Families,
-    families_of,
-    find_lost,
-    joined_exposition,
-    keep_families,
-    outcomes_of_ended,
-    worker_families,
 )
 from fleetctl.gateway.siblings.open_requests import OpenRequests
 from fleetctl.gateway.siblings.siblings import Siblings
@@ -87,18 +64,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 NODES_FAULT = frozenset({"engine_error", "node_error"})  # within a stream: the node's word, not the client's doing
-EXPLAIN_PATH = "/gateway/route/explain"
 WORK_METHODS = frozenset({"POST", "OPTIONS"})  # a browser asks with OPTIONS first: that is the node's to answer
-DECISIONS_PATH = "/gateway/decisions"
-PREFIX_REPORT_PATH = "/gateway/prefix-report"
-SHADOW_PATH = "/gateway/shadow"
-METRICS_PATH = "/metrics"
-STATUS_PATH = "/gateway/status"
-TENANTS_PATH = "/gateway/tenants"
-FATE_PATH = "/gateway/requests/"
 RETRIES_KEY = "retries"
 EXCHANGE_EVERY_S = 0.25
-LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Gateway:
@@ -160,6 +128,7 @@ class Gateway:
             num_workers=self._limits.workers,
         )
         AdmissionMetrics(self.admission, self.metrics.registry)
+        self.pages: GatewayPages | None = None
         self.proxy: Proxy | None = None
         self.placer: Placer | None = None
         self.shadows: Shadows | None = None
@@ -167,17 +136,6 @@ class Gateway:
         self.prompts: PromptPreparation | None = None
         self.is_draining = False
         self._nodes: NodeClient | None = None
-        # GET routes of ours, not under /v1/.
-        self._routes: dict[str, Callable[[Exchange], Awaitable[WholeAnswer]]] = {
-            "/health": self._health,
-            METRICS_PATH: self._metrics,
-            STATUS_PATH: self._status,
-            FATE_PATH: self._fate,
-            TENANTS_PATH: self._tenants,
-            PREFIX_REPORT_PATH: self._prefix_report,
-            DECISIONS_PATH: self._decisions,
-            SHADOW_PATH: self._shadow,
-        }
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Gateway]:
@@ -221,6 +179,7 @@ class Gateway:
                 cached=self._make_cache(),
                 begin_trace=traces.begin if traces is not None else None,
             )
+            self.pages = self._make_pages(placer, self.proxy, shadows)
             sync = TableSync(
                 control,
                 self.routing,
@@ -246,7 +205,7 @@ class Gateway:
                 asyncio.create_task(self._exchange_counts_forever(placer), name="gateway.counts"),
             )
             try:
-                async with self._answering_siblings():
+                async with self._answering_siblings(self.pages):
                     yield self
             finally:
                 for loop in loops:
@@ -260,30 +219,19 @@ class Gateway:
                     await asyncio.to_thread(traces.close)
 
     @asynccontextmanager
-    async def _answering_siblings(self) -> AsyncIterator[None]:
-        """Where there are any: each route that all workers answer together asks them by its path."""
+    async def _answering_siblings(self, pages: GatewayPages) -> AsyncIterator[None]:
+        """Where there are any: each page that all workers answer together asks them by its path."""
         siblings = self._siblings
         if siblings is None:
             yield
             return
-        tells: dict[str, Callable[[Any], Any]] = {
-            METRICS_PATH: lambda _: self._tell_metrics(siblings),
-            STATUS_PATH: lambda _: self.status(),
-            FATE_PATH: self._tell_fate,
-            TENANTS_PATH: self._tell_tenants,
-            DECISIONS_PATH: lambda _: self._tell_decisions(),
-            SHADOW_PATH: lambda _: self._tell_shadows(),
-            PREFIX_REPORT_PATH: lambda _: self._tell_templates(),
-            EXPLAIN_PATH: lambda body: self._tell_explanation(b64decode(body)),
-        }
-        # Of another generation, and so perhaps of other code: a path that is not known here has no answer.
-        async with siblings.opened(lambda path, argument: tells[path](argument) if path in tells else None):
+        async with siblings.opened(pages.tell):
             try:
                 self._open_requests = OpenRequests(siblings.folder, siblings.number)
             except OSError as error:  # a full disk: what is in flight when this worker dies will not be known
                 log.error("requests.not_kept", error=str(error))
             yield
-            self._tell_metrics(siblings)  # the last word on what this worker counted
+            pages.tell_metrics()  # the last word on what this worker counted
             try:
                 keep_fates(siblings.folder, siblings.number, self.fates.ended_as_json())
             except OSError as error:
@@ -294,6 +242,28 @@ class Gateway:
             self.admission.exchange_counts()
             placer.budget.take_up(time.monotonic())
             await asyncio.sleep(EXCHANGE_EVERY_S)
+
+    def _make_pages(self, placer: Placer, proxy: Proxy, shadows: Shadows) -> GatewayPages:
+        sources = PageSources(
+            routing=self.routing,
+            loads=self.loads,
+            fates=self.fates,
+            metrics=self.metrics,
+            health_metrics=self.health_metrics,
+            ejections=self.ejections,
+            watch=self.watch,
+            admission=self.admission,
+            placer=placer,
+            proxy=proxy,
+            shadows=shadows,
+            overflow=self.overflow,
+            prompts=self.prompts,
+            node_token=self._node_token,
+            failing_open=self._failing_open,
+            is_draining=lambda: self.is_draining,
+            about_workers=self._about_workers,
+        )
+        return GatewayPages(sources, self._siblings)
 
     def _make_cache(self) -> CachedAnswers | None:
         settings = self._limits.response_cache
@@ -344,10 +314,11 @@ class Gateway:
     async def serve(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
         path = exchange.path
+        assert self.pages is not None
         if path == EXPLAIN_PATH and exchange.method == "POST":
-            await self._explain(exchange)
+            await self.pages.explain(exchange)
         elif not path.startswith("/v1/"):
-            await exchange.give(await self._own_answer(exchange))
+            await exchange.give(await self.pages.answer(exchange))
         elif ".." in path or "//" in path:
             await exchange.fail(answers.bad_request("the path has empty or relative parts"))
         elif path in WORK_PATHS and exchange.method not in WORK_METHODS:
@@ -355,165 +326,6 @@ class Gateway:
         else:
             assert self.proxy is not None
             await self.proxy.serve(exchange)
-
-    async def _own_answer(self, exchange: Exchange) -> WholeAnswer:
-        """The answer of a route of ours. A key of the table that ends with a slash is followed by a name."""
-        if exchange.method in ("GET", "HEAD"):
-            path = exchange.path
-            route = self._routes.get(path) or self._routes.get(path.rpartition("/")[0] + "/")
-            if route is not None:
-                return await route(exchange)
-        return answers.not_found(exchange.path).whole()
-
-    async def _ask_siblings(self, path: str, argument: Any = None) -> list[Any]:
-        """What the other workers tell, as far as they know something."""
-        if self._siblings is None:
-            return []
-        return [told for told in (await self._siblings.ask_all(path, argument)).values() if told]
-
-    async def _status(self, _: Exchange) -> WholeAnswer:
-        others = await self._ask_siblings(STATUS_PATH)
-        status = joined_status([self.status(), *others])
-        if self._siblings is not None:
-            ended = await asyncio.to_thread(outcomes_of_ended, self._siblings.folder)
-            status["outcomes"] = dict(ended + Counter(status["outcomes"]))
-        status["overflow"] = await self.overflow.describe() if self.overflow is not None else []
-        workers = await asyncio.to_thread(self._about_workers)
-        return json_answer(200, status if workers is None else {**status, "workers": workers._asdict()})
-
-    def status(self) -> dict[str, object]:
-        """What `/gateway/status` says. Nodes that left the table but still hold requests are `removed`.
-
-        `phase` is what the controller saw of a node, `out` why it gets nothing from us: node_silent, core_stuck, or
-        `ejected: ` and why; `trial`: it gets few. `failing_open`: models of which the controller sees no node well.
-        """
-        table, inflight, out = self.routing.table, self.loads.inflight_requests(), self._why_out()
-        nodes: dict[str, dict[str, object]] = {
-            e.node: {
-                "inflight": inflight.pop(e.node, 0),
-                "state": e.state.value,
-                "phase": e.phase.value if e.phase else None,
-                "out": out.get(e.node),
-            }
-            for e in (table.endpoints if table else ())
-        }
-        nodes |= {
-            node: {"inflight": count, "state": "removed", "phase": None, "out": None}
-            for node, count in inflight.items()
-        }
-        return {
-            "table_version": table.version if table else None,
-            "table_age_s": self.routing.age_s(),
-            "controller": "reachable" if self.routing.controller_is_reachable else "unreachable",
-            "in_flight": self.fates.in_flight,
-            "outcomes": {outcome.value: count for outcome, count in self.fates.counts.items()},
-            "failing_open": sorted(model for model, is_open in self._failing_open().items() if is_open),
-            "retries_left": int(self.proxy.retries_left()) if self.proxy else None,
-            "nodes": nodes,
-        }
-
-    def _why_out(self) -> dict[str, str]:
-        now = time.monotonic()
-        return {
-            **dict.fromkeys(self.ejections.on_trial(now), "trial"),
-            **{node: f"ejected: {why.value}" for node, why in self.ejections.ejected(now).items()},
-            **{node: why.value for node, why in self.watch.silent_nodes().items()},
-        }
-
-    def _failing_open(self) -> dict[str, bool]:
-        table = self.routing.table
-        return table.failing_open() if table is not None and self._limits.fail_open else {}
-
-    async def _health(self, _: Exchange) -> WholeAnswer:
-        if self.is_draining:
-            return json_answer(503, {"ready": False, "reason": "draining"})
-        if self.routing.table is None:
-            return json_answer(503, {"ready": False, "reason": "no routing table yet"})
-        return json_answer(200, {"ready": True, "reason": "ready"})
-
-    async def _metrics(self, _: Exchange) -> WholeAnswer:
-        if self._siblings is None:
-            self._set_gauges()
-            text = generate_latest(self.metrics.registry)
-        else:
-            text = await self._joined_metrics(self._siblings)
-        return WholeAnswer(200, text, [(b"content-type", CONTENT_TYPE)])
-
-    async def _joined_metrics(self, siblings: Siblings) -> bytes:
-        others = await siblings.ask_all(METRICS_PATH)
-        live = {siblings.number: self._tell_metrics(siblings), **others}
-        workers = await asyncio.to_thread(self._about_workers)
-        more = worker_families(workers) if workers is not None else []
-        return await asyncio.to_thread(joined_exposition, siblings.folder, live, more)
-
-    def _tell_metrics(self, siblings: Siblings) -> Families:
-        self._set_gauges()
-        families = families_of(self.metrics.registry)
-        try:
-            keep_families(siblings.folder, siblings.number, families)
-        except OSError as error:  # a full disk: what is told now may be forgotten when this worker dies
-            log.error("metrics.not_kept", error=str(error))
-            self.metrics.store_failures.labels(COUNTERS).inc()
-        return families
-
-    def _set_gauges(self) -> None:
-        """Gauges are what is true now: they are set when somebody asks, not kept up on the way of each request."""
-        table = self.routing.table
-        idle = {e.node: 0 for e in (table.endpoints if table else ())}
-        now = time.monotonic()
-        self.health_metrics.set_gauges(
-            ejected=self.ejections.ejected(now),
-            on_trial=self.ejections.on_trial(now),
-            fail_open=self._failing_open(),
-        )
-        self.metrics.set_gauges(
-            inflight=idle | self.loads.inflight_requests(),
-            silent=self.watch.silent_nodes(),
-            oldest_waits_s=self.watch.oldest_waits_s(),
-            table_version=table.version if table else None,
-            table_age_s=self.routing.age_s(),
-        )
-
-    async def _fate(self, exchange: Exchange) -> WholeAnswer:
-        request_id = exchange.path.removeprefix(FATE_PATH)
-        others = await self._ask_siblings(FATE_PATH, request_id)
-        fate = latest_fate([one for one in (self._tell_fate(request_id), *others) if one])
-        if fate is None and self._siblings is not None:
-            fate = await asyncio.to_thread(_fate_after_end, self._siblings.folder, request_id)
-        if fate is None:
-            return answers.bad_request("no such recent request", status=404, code="not_found").whole()
-        return json_answer(200, fate)
-
-    def _tell_fate(self, request_id: str) -> Json:
-        found = self.fates.get(request_id)
-        return found.as_json() if found is not None else {}
-
-    async def _prefix_report(self, _: Exchange) -> WholeAnswer:
-        if self.prompts is None:
-            message = "prompts are not looked at: gateway.prompts.prefix_lint.max_per_s is 0"
-            return answers.bad_request(message, status=404, code="not_found").whole()
-        parts = [self._tell_templates(), *await self._ask_siblings(PREFIX_REPORT_PATH)]
-        return json_answer(200, {"templates": joined_report(parts)})
-
-    def _tell_templates(self) -> list[Json]:
-        return self.prompts.lint.told() if self.prompts is not None else []
-
-    async def _tenants(self, exchange: Exchange) -> WholeAnswer:
-        """Everything for who asks from this machine, its own row for a key; names of tenants are no stranger's."""
-        given = exchange.header(b"authorization")
-        is_local = exchange.address in LOOPBACK and exchange.header(b"x-forwarded-for") is None
-        is_controller = given is not None and hmac.compare_digest(given, f"Bearer {self._node_token}".encode())
-        argument = [None if given is None else given.decode("latin-1"), is_local or is_controller]
-        shown = self._tell_tenants(argument)
-        if not shown:
-            return answers.bad_request(
-                "send an API key, or ask on this machine", status=401, code="invalid_api_key"
-            ).whole()
-        return json_answer(200, joined_tenants([shown, *await self._ask_siblings(TENANTS_PATH, argument)]))
-
-    def _tell_tenants(self, argument: Sequence[Any]) -> Json:
-        given, may_see_all = argument
-        return self.admission.as_json(None if given is None else given.encode("latin-1"), may_see_all=may_see_all) or {}
 
     def _lane_of(self, model: str | None) -> str:
         table = self.routing.table
@@ -523,41 +335,9 @@ class Gateway:
         table, per_node = self.routing.table, self._limits.admission.max_outstanding_per_node
         return None if per_node is None or table is None else per_node * max(1, table.num_active(lane))
 
-    async def _decisions(self, _: Exchange) -> WholeAnswer:
-        return json_answer(200, joined_decisions([self._tell_decisions(), *await self._ask_siblings(DECISIONS_PATH)]))
-
-    def _tell_decisions(self) -> Json:
-        assert self.placer is not None
-        return self.placer.chooser.decisions.as_json()
-
-    async def _shadow(self, _: Exchange) -> WholeAnswer:
-        return json_answer(200, joined_shadows([self._tell_shadows(), *await self._ask_siblings(SHADOW_PATH)]))
-
-    def _tell_shadows(self) -> list[Json]:
-        assert self.shadows is not None
-        return self.shadows.reports.told(time.time())
-
-    async def _explain(self, exchange: Exchange) -> None:
-        """Each worker knows which prompts it sent where: all are asked."""
-        assert self.proxy is not None
-        body = await self.proxy.read_question(exchange)
-        if isinstance(body, ErrorAnswer):
-            await exchange.fail(body)
-            return
-        try:
-            own = self._tell_explanation(body)
-        except BadBodyError as error:
-            await exchange.fail(answers.bad_request(str(error)))
-            return
-        parts = {0: own}
-        if self._siblings is not None:
-            others = await self._siblings.ask_all(EXPLAIN_PATH, b64encode(body).decode())
-            parts = {self._siblings.number: own, **others}
-        await exchange.give(json_answer(200, joined_explanation(parts)))
-
-    def _tell_explanation(self, body: bytes) -> Json:
-        assert self.proxy is not None
-        return self.proxy.explain(body)
+    def _failing_open(self) -> dict[str, bool]:
+        table = self.routing.table
+        return table.failing_open() if table is not None and self._limits.fail_open else {}
 
     def _note_table(self, table: Table) -> None:
         assert self.shadows is not None
@@ -605,15 +385,6 @@ class Gateway:
             self.ejections.note_first_token(proxied.nodes[0], proxied.ttft_s, now)
         elif proxied.outcome is Outcome.FAILED and proxied.reason in NODES_FAULT:
             self.ejections.note_failed(proxied.nodes[0], Ejection.SERVER_ERROR, now, had_answered=True)
-
-
-def _fate_after_end(folder: Path, request_id: str) -> Json | None:
-    """What is known of a request whose worker has ended; little more than that, if it was killed with it in hand."""
-    lost = find_lost(folder, request_id)
-    if lost is None:
-        return find_kept_fate(folder, request_id)
-    proxied = ProxiedRequest(request_id, lost.started_at, 0.0)
-    return {**proxied.as_json(), "fate": Outcome.FAILED.value, "reason": WORKER_DIED}
 
 
 def _share_of_worker(settings: GatewaySettings) -> GatewaySettings:

@@ -56,7 +56,7 @@ async def test_is_not_ready_before_it_has_a_table(tmp_path: Path) -> None:
         async with served_gateway(tmp_path, controller.url) as served:
             status, text = await get(served, "/health")
             assert (status, json.loads(text)) == (503, {"ready": False, "reason": "no routing table yet"})
-            assert served.gateway.status()["table_version"] is None
+            assert served.gateway.pages.status()["table_version"] is None
             reply = await served.chat()
             assert reply.status == 503
             _, metrics = await get(served, "/metrics")

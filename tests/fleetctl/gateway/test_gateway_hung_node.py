@@ -43,7 +43,7 @@ async def test_requests_given_to_a_hung_node_are_answered_by_others_and_new_ones
         given = len(hung.seen)
         await asyncio.gather(*(served.chat(f"q{i}", stream=stream) for i in range(12)))
         assert len(hung.seen) == given
-        assert served.gateway.status()["nodes"]["a"]["out"] == "node_silent"  # type: ignore[index]
+        assert served.gateway.pages.status()["nodes"]["a"]["out"] == "node_silent"  # type: ignore[index]
         metrics = served.gateway.metrics.registry
         assert metrics.get_sample_value("gateway_retries_total", {"reason": "node_silent"}) == len(deaths)
         async with served.session.get(served.url + "/metrics") as response:
@@ -231,7 +231,7 @@ async def test_a_node_that_the_controller_does_not_see_well_gets_nothing_while_a
         await until(lambda: served.gateway.routing.table.version == controller.version)  # type: ignore[union-attr]
         assert all(reply.is_done for reply in [await served.chat(f"p{i}") for i in range(8)])
         assert (len(nodes[0].seen), len(nodes[1].seen)) == (0, 8)
-        assert served.gateway.status()["nodes"]["a"]["phase"] == "unreachable"  # type: ignore[index]
+        assert served.gateway.pages.status()["nodes"]["a"]["phase"] == "unreachable"  # type: ignore[index]
         controller.set(*nodes)
         for route in controller.routes:
             route["phase"] = "unreachable"

@@ -40,7 +40,7 @@ async def test_a_gateway_that_starts_without_a_controller_routes_by_the_last_goo
         await controller.stop()
         async with served_gateway(tmp_path, controller.url) as served:
             assert (await served.chat()).is_done
-            status = served.gateway.status()
+            status = served.gateway.pages.status()
             assert status["controller"] == "unreachable"
             assert status["table_version"] == 1
             age_s = status["table_age_s"]
@@ -127,7 +127,7 @@ async def test_streams_in_flight_go_on_when_their_node_leaves_the_table(tmp_path
         idle = next(node for node in nodes if node is not busy)
         controller.set(idle)
         await until(lambda: served.gateway.routing.table is not None and served.gateway.routing.table.version == 2)
-        nodes_now = served.gateway.status()["nodes"]
+        nodes_now = served.gateway.pages.status()["nodes"]
         assert nodes_now == {
             idle.name: {"inflight": 0, "state": "active", "phase": None, "out": None},
             busy.name: {"inflight": 1, "state": "removed", "phase": None, "out": None},
@@ -135,7 +135,7 @@ async def test_streams_in_flight_go_on_when_their_node_leaves_the_table(tmp_path
         for node in nodes:
             node.gate.set()
         assert (await task).is_done
-        assert served.gateway.status()["nodes"] == {
+        assert served.gateway.pages.status()["nodes"] == {
             idle.name: {"inflight": 0, "state": "active", "phase": None, "out": None}
         }
 

@@ -71,7 +71,7 @@ async def test_a_node_that_goes_on_failing_is_ejected_and_says_so(tmp_path: Path
             served.gateway.loads.trust("a")  # each time long enough after the last
             assert (await served.chat(f"more {i}", stream=False)).status == 200
         assert len(nodes[0].seen) in (5, 6), "five in a window that decays"
-        status = served.gateway.status()["nodes"]
+        status = served.gateway.pages.status()["nodes"]
         assert isinstance(status, dict)
         assert status["a"]["out"] == "ejected: server_error"
         async with served.session.get(served.url + "/metrics") as answer:
