@@ -220,8 +220,9 @@ class Scheduler:
         """How many tokens one sequence may get of what is left of the step."""
         if not self.config.chunked_prefill:
             return num_uncomputed if num_uncomputed <= step.budget_tokens else 0
-        limit = self.config.prefill_chunk_tokens or step.budget_tokens
-        return min(num_uncomputed, limit, step.budget_tokens)
+        limit = self.config.prefill_chunk_tokens
+        chunk = num_uncomputed if limit is None else _even_part(num_uncomputed, limit, self.config.block_size)
+        return min(chunk, step.budget_tokens)
 
     def _reserve(self, sequence: CoreSequence, num_tokens: int) -> int:
         """Lengthen the block table for up to `num_tokens` more; returns for how many it is long enough."""
@@ -447,3 +448,10 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.forget(sequence.seq_id)
         del self._sequences[sequence.seq_id]
+
+
+def _even_part(num_tokens: int, limit: int, block_size: int) -> int:
+    """The first of as few parts as the limit allows, all about as long: 600 by 512 are 304 and 296, so that no answer
+    waits for 512. Of whole blocks, which others can share."""
+    part = -(-num_tokens // -(-num_tokens // limit))
+    return min(-(-part // block_size) * block_size, limit, num_tokens)

@@ -265,10 +265,15 @@ def test_long_prompt_does_not_stop_the_tokens_of_others() -> None:
         assert plan.scheduled[0].seq_id == "short", "decodes are planned first"
 
 
-def test_prompt_is_computed_in_chunks_of_the_configured_size() -> None:
+@pytest.mark.parametrize(
+    ("prompt_tokens", "parts"), [(16, [16]), (17, [12, 5]), (32, [16, 16]), (40, [16, 12, 12]), (48, [16, 16, 16])]
+)
+def test_a_prompt_is_computed_in_as_few_parts_as_its_limit_allows_all_about_as_long(
+    prompt_tokens: int, parts: list[int]
+) -> None:
     bench = Bench(make_config(prefill_chunk_tokens=16, max_num_batched_tokens=64))
-    bench.add(make_request("a", 40, max_tokens=1))
-    assert [bench.ids_in(bench.step())["a"] for _ in range(3)] == [16, 16, 8]
+    bench.add(make_request("a", prompt_tokens, max_tokens=1))
+    assert [bench.ids_in(bench.step())["a"] for _ in parts] == parts
     assert bench.tokens["a"]
 
 
