@@ -87,6 +87,11 @@ class FleetView:
             found.update(node.name for node in staying[: max(0, num)])
         return frozenset(found)
 
+    def unproven(self, pool: str) -> str:
+        """The revision that a rollout of the pool is bringing it to; "" where none is under way."""
+        facts = self.revisions.pools.get(pool) if self.revisions is not None else None
+        return facts.to if facts is not None and facts.state else ""
+
     def overlap(self, one: Target, other: Target) -> bool | None:
         """Whether an action on one touches the other; None is unknown, which no claim takes for a no."""
         if one == other or TargetKind.FLEET in (one.kind, other.kind):

@@ -50,7 +50,8 @@ def _resolve(action: Action, fleet: FleetView, last: Action | None) -> Action:
         named = named or tuple(node.name for node in leave_first(pool, fleet.serving)[:-count])
     like: str | None = action.args["like"]
     if count > 0:
-        like = like or newest(pool or members, fleet.serving).name  # of a pool of none: the last that it had
+        # Of a pool of none: the last that it had.
+        like = like or newest(pool or members, fleet.serving, fleet.unproven(action.target.name)).name
         named = named or names_for(fleet.nodes.get(like), like, fleet.nodes, count)
     return action.with_args(**{"to": str(num), "from": len(pool), "nodes": named, "like": like if count > 0 else None})
 
@@ -69,9 +70,15 @@ def _wanted_size(text: str, num_now: int) -> int:
     return num_now + int(text) if text[0] in "+-" else int(text)
 
 
-def newest(pool: Sequence[NodeFacts], serving: Collection[str] | None) -> NodeFacts:
-    """The newest node of the pool that serves: its settings are known to work. Where none does, the newest."""
-    return max(pool, key=lambda node: (node.name in (serving or ()), node.created_at, node.name))
+def newest(pool: Sequence[NodeFacts], serving: Collection[str] | None, unproven: str = "") -> NodeFacts:
+    """The newest node of the pool that serves: its settings are known to work. Where none does, the newest.
+
+    `unproven`: a revision that a rollout still tries; its nodes only where there are no others."""
+
+    def order(node: NodeFacts) -> tuple[bool, bool, float, str]:
+        return node.name in (serving or ()), not unproven or node.revision != unproven, node.created_at, node.name
+
+    return max(pool, key=order)
 
 
 def leave_first(pool: Sequence[NodeFacts], serving: Collection[str] | None) -> list[NodeFacts]:

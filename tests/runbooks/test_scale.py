@@ -12,7 +12,7 @@ from runbooks.command import parse_command
 from runbooks.errors import BadInputError
 from runbooks.fleet_view import FleetView
 from runbooks.plan import plan_command
-from runbooks.ports import NodeFacts, PermanentError
+from runbooks.ports import NodeFacts, PermanentError, RevisionFacts, RolloutFacts
 from runbooks.run import Run, RunStatus
 from runbooks.verb import Action
 from runbooks.verbs import VERBS
@@ -300,6 +300,23 @@ def test_copies_the_newest_node_that_serves() -> None:
     assert resolved("scale p --to +1", *nodes, serving=("a-1", "a-2")).args["like"] == "a-2"
     assert resolved("scale p --to +1", *nodes).args["like"] == "a-3"
     assert resolved("scale p --to +1 --like a-1", *nodes).args["like"] == "a-1"
+
+
+def test_a_scale_out_during_a_canary_copies_what_the_pool_was_proven_with() -> None:
+    """It copied the canary, the newest: a second node turned one in twenty users away with 400."""
+    nodes = [NodeFacts("a-1", "p", revision="r1", created_at=1), NodeFacts("a-2", "p", revision="r2", created_at=2)]
+    canary = RolloutFacts("r1", state="canary", to="r2", size=1, surge=1)
+
+    def like(facts: RolloutFacts, *there: NodeFacts) -> str:
+        revisions = RevisionFacts(frozenset({"r1", "r2"}), {"p": facts})
+        fleet = FleetView.of(there, [node.name for node in there], revisions=revisions)
+        resolve = VERBS["scale"].resolve
+        assert resolve is not None
+        return str(resolve(parse_command("scale p --to +1"), fleet, None).args["like"])
+
+    assert like(canary, *nodes) == "a-1"
+    assert like(canary, nodes[1]) == "a-2", "where there is no other"
+    assert like(RolloutFacts("r2"), *nodes) == "a-2", "once it is over the newest again"
 
 
 @pytest.mark.parametrize(
