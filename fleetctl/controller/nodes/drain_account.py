@@ -133,9 +133,9 @@ class DrainAccount:
 
 
 def _step_receipt(receipt: DrainReceipt) -> Receipt:
-    """What the step of a run keeps of it. Of a node that drained its counts too, in place of the node's own: one whose
-    core was killed meanwhile calls aborted what another node goes on with."""
-    counts = COUNTED if receipt.state == "drained" else ()
+    """What the step of a run keeps of it. Where nothing in it is unknown its counts too, in place of the node's own:
+    one whose core was killed meanwhile calls aborted what another node goes on with."""
+    counts = COUNTED if receipt.is_complete else ()
     return {
         **{outcome: receipt.sums[outcome] for outcome in counts},
         "receipt": receipt.id,

@@ -194,7 +194,8 @@ class FleetEffects:
         return {"machine": name, "cordoned": cordoned, "nodes": there}
 
     async def drain(self, name: str, *, deadline_s: float) -> Receipt:
-        """The counts are those of the signed receipt, which `receipt` names and which has a line for each request.
+        """`receipt` names the signed one, with a line for each request; the counts are its, the node's own where it has
+        a line that nobody could tell.
 
         A node that is gone, or gives no answer, is cordoned, and its receipt has the gateways' word alone. One that
         refuses our token keeps its route.
