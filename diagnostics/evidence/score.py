@@ -27,7 +27,7 @@ NONE_PRIOR = 0.03
 UNSEEN_MUST = 0.03  # for each must that is not seen and may be: what is seen is believed before what can't be
 # And once more of a cause of which nothing that it must show is seen. Were it not weighed at all, half of what is said
 # with 95 % and more would be wrong of incidents that nobody has tuned for (decision 91).
-UNTOLD = 0.08
+UNTOLD = 0.05
 NONE_YES = 0.15  # what no cause of ours is behind shows in something
 NEAR = 1.5  # on the score of a runner-up that the named cause, or itself, is told apart from: 4.5 times as likely
 # What a doubted cause is charged beyond what its rates say, for each must that is a fresh no and each `never` that is a
