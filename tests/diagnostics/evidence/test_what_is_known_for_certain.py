@@ -13,9 +13,9 @@ from alerts.labels import METRIC_NAME, LabelSet
 from alerts.series.store import SeriesStore
 from diagnostics.diagnosis import Evidence
 from diagnostics.evidence.knowledge import builtin_knowledge
-from diagnostics.evidence.reading import AskedAt, read_all
+from diagnostics.evidence.reading import read_all
 from diagnostics.evidence.score import rank_causes
-from diagnostics.query import store_query
+from diagnostics.query import AskedAt, store_query
 
 BEGIN = 1_700_000_000.0
 NOW = BEGIN + 600
