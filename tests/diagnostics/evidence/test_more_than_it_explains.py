@@ -160,6 +160,17 @@ def test_nodes_that_miss_scrapes_by_turns_are_not_silent_at_once() -> None:
     assert builtin_knowledge().questions["scrapes_fail"].symptom, "nobody is alerted of it while scrapes succeed"
 
 
+@pytest.mark.parametrize(("nodes", "answer"), [(1, "no"), (2, "yes")])
+def test_what_a_pool_has_at_once_is_of_more_than_one_node(nodes: int, answer: str) -> None:
+    """A pool of one, killed for memory: "nodes of the pool fail at once", and of one that was gone: "the time is lost
+    around the nodes"."""
+    gone = [("llm:up", of(number), then(1.0, 0.0)) for number in range(nodes)]
+    ended = [("fleet_node_process_up", of(number), then(1.0, 0.0)) for number in range(nodes)]
+    assert answer_to("no_node_answers", *gone) == answer
+    assert answer_to("most_processes_ended", *ended) == answer
+    assert answer_to("most_processes_ended", *ended, scope={"node": "node-0", "pool": "chat"}) == answer
+
+
 NAMES = ("fell", "late", "told")
 QUESTIONS = {
     name: Question(name, f"Is {name}?", "vector(1)", None, Limit(">", 0), None, "count", "a test") for name in NAMES
