@@ -17,7 +17,7 @@ from diagnostics.expectation import Expectation
 
 CONFIRMED_FROM = 0.9
 LIKELY_FROM = 0.33
-LIKELY_UNSEEN_FROM = 0.8  # where one of its musts could not be answered
+LIKELY_UNSEEN_FROM = 0.85  # where one of its musts could not be answered
 DOUBTED_FROM = 0.8  # where an answer speaks against it
 # Where one of those that must show the same sign is at work for certain, the likeliest is named, from a quarter on.
 FAMILY_FROM = 0.8

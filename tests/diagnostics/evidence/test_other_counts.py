@@ -31,6 +31,7 @@ def _answers(engine: str = "vllm", outcome: str = "finished", **told: Level) -> 
         metric = name if name.startswith("gateway_") else f"llm:{name.replace('__', ':')}"
         labels = {METRIC_NAME: metric, "node": "node-1"}
         labels |= {"outcome": outcome} if metric == "gateway_requests_total" else {}
+        labels |= {"reason": "reset"} if metric == "gateway_node_ejected" else {}
         labels |= {"pool": "chat", "engine": engine} if metric.startswith("llm:") else {}
         values = level(AT) if callable(level) else np.full_like(AT, level)
         store.append_matrix([LabelSet.of(labels)], np.round(AT * 1000).astype(np.int64), values[np.newaxis, :])
@@ -87,6 +88,17 @@ def test_failures_that_only_the_gateway_counts_are_of_a_dead_core_unless_it_wait
     own = {"up": 1.0, "failed__rate": 0.0, "generation_tokens__rate": _until(200.0)}
     failed = {"gateway_requests_total": lambda at: np.maximum(at - SINCE, 0.0) * 0.5}
     assert _answers("trtllm", "failed", **own, **failed, gateway_inflight_requests=held)["errors_only"] == answer
+
+
+@pytest.mark.parametrize(("left_out", "answer"), [(0.0, "yes"), (1.0, "no")])
+def test_what_ends_the_gateways_connections_and_answers_scrapes_does_not_answer_with_a_fault(
+    left_out: float, answer: str
+) -> None:
+    """From the gateway's machine there was no route to one of three servers, which was to be replaced."""
+    own = {"up": 1.0, "failed__rate": 0.0, "generation_tokens__rate": _until(200.0)}
+    failed = {"gateway_requests_total": lambda at: np.maximum(at - SINCE, 0.0) * 0.5}
+    told = _answers("trtllm", "failed", **own, **failed, gateway_node_ejected=_until(0.0, left_out))
+    assert told["errors_only"] == answer
 
 
 @pytest.mark.parametrize(("token_at", "answer"), [(NOW - 150, "no"), (NOW - 400, "yes")])

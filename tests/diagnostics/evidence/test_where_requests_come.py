@@ -148,6 +148,14 @@ def test_node_that_idles_and_is_left_out_for_minutes_is_not_reached(
     assert _answer("left_out_though_idle", _left_out(1, why, out, running)) == answer
 
 
+@pytest.mark.parametrize(("tokens", "answer"), [(0.0, "yes"), (90.0, "no")])
+def test_node_that_tells_what_runs_only_while_something_does_idles_without_a_token(tokens: float, answer: str) -> None:
+    store = _pool(0.01 * ALWAYS, 0.01 * ALWAYS)
+    _put(store, "llm:generation_tokens:rate", {"node": "node-1", **PLACE}, tokens * ALWAYS)
+    _put(store, "gateway_node_ejected", {"node": "node-1", "reason": "reset"}, ALWAYS)
+    assert _answer("left_out_though_idle", store) == answer
+
+
 @pytest.mark.parametrize(
     ("nodes", "running", "failing", "answer"),
     [(2, 0.0, 0.0, "yes"), (1, 0.0, 0.0, "no"), (2, 9.0, 0.0, "no"), (2, 0.0, 1.0, "no")],
