@@ -215,11 +215,20 @@ def _wanted(knowledge: Knowledge, readings: Readings, excluded: set[str]) -> lis
     return [readings[question].title for question in best]
 
 
+def _missing_must(expects: Expectation, readings: Readings) -> str | None:
+    """The first question of what a cause must show that nobody answers."""
+    musts = (name for group in expects.must for name in group)
+    return next((name for name in musts if name in readings and readings[name].answer == "unknown"), None)
+
+
 def _tells_apart(cause: str, runner: str, ranking: Ranking, knowledge: Knowledge, readings: Readings) -> str:
     if runner in ranking.doubted:
         return f"What speaks against {runner}: {_speaks_against(runner, ranking, readings)}"
     first, second = knowledge.expectations[cause], knowledge.expectations[runner]
     question = telling_question(first, second, cause, runner, readings, list(knowledge.questions))
+    is_known = question is not None and question in readings and readings[question].answer != "unknown"
+    if is_known and runner in ranking.untold:
+        question = _missing_must(second, readings) or question  # what is known has not told them apart
     if question is None or question not in readings:
         return ""
     a, b = first.yes_rates.get(question, 0.1), second.yes_rates.get(question, 0.1)

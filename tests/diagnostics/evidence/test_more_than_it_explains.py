@@ -139,6 +139,13 @@ def test_next_beside_a_process_that_ended_with_a_fault_is_that_it_comes_back() -
     assert judged("node", seen, f"{machine} core_dies_often", NODE).runner_up == "machine_unhealthy"
 
 
+def test_a_runner_up_that_nobody_tells_is_told_apart_by_what_is_not_known_of_it() -> None:
+    """ "Is a node loading? Yes: cold_start, no: core_hung (it is no)" sent nobody to look."""
+    found = judged("node", "no_steps queue_waits ttft_up", "started_after_peers", NODE)
+    assert (found.cause, found.runner_up) == ("core_hung", "cold_start")
+    assert found.tells_apart.startswith("started_after_peers Yes: cold_start, no: core_hung (it is unknown")
+
+
 def test_where_requests_wait_without_work_and_nobody_tells_adapters_they_are_nearest() -> None:
     seen = "queue_waits ttft_up waits_without_work"
     found = judged("latency", seen, "adapters_wait adapter_slots_full kv_reserved kv_capacity_fell seats_lowered")
