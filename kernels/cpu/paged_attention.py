@@ -149,7 +149,9 @@ def plan_attention(
     seen = lens[seqs] - (rows[seqs] - last) // heads_per_kv
     cost = seen * (8 + (last - first) // TILE_ROWS)  # packing a key costs what eight tiles of products do
     order = np.argsort(-cost, kind="stable")
-    items = np.repeat(np.stack([seqs, np.zeros_like(seqs), first, last], axis=1)[order], num_kv_heads, axis=0)
+    # Not `[order]`: where memory is lacking numpy may raise a SystemError there, which says nothing.
+    items = np.stack([seqs, np.zeros_like(seqs), first, last], axis=1).take(order, axis=0)
+    items = np.repeat(items, num_kv_heads, axis=0)
     items[:, 1] = np.tile(np.arange(num_kv_heads), len(seqs))
     return _plan_of(items, tables, lens, starts, int((last - first).max(initial=0)), sliding_window)
 
