@@ -25,8 +25,8 @@ STRAY_ALERT = 0.05  # and one of a tree that it does not
 PAIR_PRIOR = 0.1  # two faults that begin together are rarer than either; a must of its own outweighs it
 NONE_PRIOR = 0.03
 UNSEEN_MUST = 0.03  # for each must that is not seen and may be: what is seen is believed before what can't be
-# And once more of a cause of which nothing that it must show is seen. Were it not weighed at all, half of what is said
-# with 95 % and more would be wrong of incidents that nobody has tuned for (decision 91).
+# And once more of a cause of which nothing that it must show is seen. When it was not weighed at all, half of what was
+# said with 95 % and more was wrong of a set of incidents that nobody had tuned for (decision 91).
 UNTOLD = 0.05
 NONE_YES = 0.15  # what no cause of ours is behind shows in something
 NEAR = 1.5  # on the score of a runner-up that the named cause, or itself, is told apart from: 4.5 times as likely
