@@ -17,7 +17,7 @@ from fleetctl.cli.completion import complete_node
 from fleetctl.cli.context import call, command_group, whoami
 from fleetctl.cli.output import Output, OutputOption, print_data, stderr, stdout, styled
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
-from fleetctl.wire.run import ActionRequest, Run, RunRequest, RunStatus, StepRecord
+from fleetctl.wire.run import IN_COMMAND, ActionRequest, Run, RunRequest, RunStatus, StepRecord
 from runbooks.node_selector import LABELS
 from runbooks.target import TargetKind, written_forms
 from runbooks.verb import Option, Verb
@@ -273,7 +273,7 @@ def show_run(run: Run, output: Output) -> None:
             counts = {
                 name: number
                 for name, number in step.receipt.items()
-                if isinstance(number, int) and not isinstance(number, bool) and name != "table_version"  # the gateways'
+                if isinstance(number, int) and not isinstance(number, bool) and name not in IN_COMMAND
             }
             if (told := step.receipt.get("told")) and not run.dry_run:
                 stdout().print(f"  {told}", markup=False)

@@ -12,11 +12,10 @@ from fleetctl.tui.snapshot import Snapshot, current_run, proposal
 from fleetctl.wire.diagnosis import Diagnosis, Evidence
 from fleetctl.wire.incident import Incident, IncidentStatus
 from fleetctl.wire.notification import Notification, NotificationState
-from fleetctl.wire.run import Run, RunStatus, StepRecord
+from fleetctl.wire.run import IN_COMMAND, Run, RunStatus, StepRecord
 from fleetctl.wire.timeline import TimelineEntry
 
 MAX_TIMELINE = 200
-IN_COMMAND = frozenset({"node", "like", "instance", "url", "table_version"})  # of a receipt; or for programs
 MAX_SAID = 3  # of what its alerts say
 MAX_REPLACED = 5  # verdicts
 

@@ -46,6 +46,10 @@ TERMINAL_RUN_STATUSES = frozenset(
 )
 
 
+IN_COMMAND = frozenset({"node", "like", "instance", "url", "table_version"})
+"""What a receipt has that its command says already, or that is for programs: no person is told it."""
+
+
 class StepRecord(Wire):
     """One command of a run. Before it began, `receipt` holds the prediction and the guard's ruling."""
 
