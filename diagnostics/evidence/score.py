@@ -127,7 +127,6 @@ def rank_causes(
     known = {name: one.answer == "yes" for name, one in readings.items() if one.answer != "unknown"}
     taking_part: dict[str, Expectation] = {}
     untold: dict[str, float] = {}
-    scores_untold: dict[tuple[str, ...], float] = {}
     doubted: dict[str, float] = {}
     excluded: list[Excluded] = []
     pairable: dict[str, Expectation] = {}  # those that only a never excludes: beside another cause it need not hold
@@ -139,7 +138,6 @@ def rank_causes(
         is_seen = [any(known.get(question) for question in group) for group in one.must]
         if not one.only_seen and not against and not any(is_seen) and _is_untold(one, readings):
             untold[name] = _in_place(one, _score(one.yes_rates, known, questions), families)
-            scores_untold[(name,)] = untold[name] + _unseen_score(one, known) + math.log(UNTOLD)
         is_shown = any(is_seen) and (all(is_seen) or not one.only_seen)
         if ended or (contrary and is_shown):
             excluded.append(Excluded(name, against[0]))
@@ -167,7 +165,10 @@ def rank_causes(
         if (score := _pair_score(first, second, likeliest, pairable, rates, known, questions, families)) is not None:
             scores[(first, second)] = score
     of_alerts = _of_the_alerts(scores, taking_part, known, questions, families)
-    return Ranking(_normalised({**of_alerts, **scores_untold}), tuple(excluded), if_told, untold, doubted)
+    weighed: dict[tuple[str, ...], float] = {
+        (name,): score + _unseen_score(expectations[name], known) + math.log(UNTOLD) for name, score in untold.items()
+    }
+    return Ranking(_normalised({**of_alerts, **weighed}), tuple(excluded), if_told, untold, doubted)
 
 
 def _of_the_alerts(

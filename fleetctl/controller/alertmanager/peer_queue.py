@@ -25,9 +25,8 @@ log = structlog.get_logger()
 BATCH = 64
 MAX_QUEUED = 10_000
 TOLD_FAILURES = 2  # in a row: one is a restart of a second
-MAX_BACKOFF_S = (
-    10.0  # a page of meanwhile waits no longer once the peer is back: longer than its own group_wait is late
-)
+# A page of meanwhile waits no longer once the peer is back: longer than its own group_wait is late.
+MAX_BACKOFF_S = 10.0
 
 
 class PeerQueue:
