@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
 from fleetctl.kit.http_url import is_http_url
 from fleetctl.kit.line_feed import lines_of
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 
 DEFAULT_TIMEOUT_S = 10.0
 LONG_ANSWER = 200_000  # bytes of a list: 1,000 nodes take 55 ms to read, in which no key would be answered

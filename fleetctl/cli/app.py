@@ -24,7 +24,7 @@ from fleetctl.cli.remedy import command_meant, kind_left_out, misplaced_option, 
 from fleetctl.kit.errors import FleetctlError
 
 if TYPE_CHECKING:
-    from fleetctl.wire.problem import Problem
+    from fleetctl.wire.base import Problem
 
 # What typer raises for words that can't be parsed. It has them from click, in some versions its own copy of it.
 USAGE_ERRORS: tuple[type[Exception], ...] = tuple(
@@ -220,7 +220,7 @@ def _kinds() -> Iterable[str]:
 
 
 def _problem(error: str, remedy: str | None, exit_code: int) -> Problem:
-    from fleetctl.wire.problem import Problem
+    from fleetctl.wire.base import Problem
 
     return Problem(error=error, remedy=remedy, exit_code=exit_code)
 

@@ -27,8 +27,8 @@ from fleetctl.controller.access.tokens import Tokens
 from fleetctl.controller.audit import Audit
 from fleetctl.controller.database import FencedError
 from fleetctl.kit.errors import BadInputError, FleetctlError, RefusedError, UnreachableError
+from fleetctl.wire.base import Problem
 from fleetctl.wire.identity import TokenRole
-from fleetctl.wire.problem import Problem
 from runbooks.errors import NotFoundError, RunbookError, StaleEpochError
 from runbooks.run import ConflictError
 

@@ -21,6 +21,7 @@ from fleetctl.traffic_rule import TrafficRule, TrafficRuleRequest
 from fleetctl.wire.alert import Alert, AlertExplanation
 from fleetctl.wire.audit import AuditCheck, AuditRow
 from fleetctl.wire.autoscaler import AutoscalerPool, AutoscalerRequest
+from fleetctl.wire.base import Problem
 from fleetctl.wire.chart import IncidentCharts
 from fleetctl.wire.content import ContentListing
 from fleetctl.wire.diagnosis import DiagnoseRequest, Diagnosis
@@ -43,7 +44,6 @@ from fleetctl.wire.incident import (
 from fleetctl.wire.node import Node
 from fleetctl.wire.notification import Notification, Receiver, ReceiverTest
 from fleetctl.wire.pool import Pool, Revision
-from fleetctl.wire.problem import Problem
 from fleetctl.wire.receipt import DrainReceipt
 from fleetctl.wire.rollout import Rollout
 from fleetctl.wire.routing import RouteSignals, RoutingTable

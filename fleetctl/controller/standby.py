@@ -33,8 +33,8 @@ from fleetctl.controller.signals.scrape import Scraper
 from fleetctl.controller.timeline import Timeline
 from fleetctl.kit.clock import Clock
 from fleetctl.kit.stall import StallMonitor
+from fleetctl.wire.base import Problem
 from fleetctl.wire.node import NodePhase
-from fleetctl.wire.problem import Problem
 from runbooks.journal import Journal
 
 log = structlog.get_logger()

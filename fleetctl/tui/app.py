@@ -30,7 +30,7 @@ from fleetctl.tui.cockpit_client import CockpitClient
 from fleetctl.tui.completing import completions, names_of
 from fleetctl.tui.deeds import Deeds, target_of
 from fleetctl.tui.feed import Feed
-from fleetctl.tui.frame_keys import ACTS, KEYS
+from fleetctl.tui.frame_keys import ACTS, KEYS, offers
 from fleetctl.tui.guide_bar import GuideBar
 from fleetctl.tui.help_screen import HelpScreen
 from fleetctl.tui.jump import Jump, Recall
@@ -38,7 +38,6 @@ from fleetctl.tui.key_list import keys_of
 from fleetctl.tui.log_follower import LogFollower
 from fleetctl.tui.messages import SnapshotTaken, StoryTold
 from fleetctl.tui.noun import Jump as JumpOrder
-from fleetctl.tui.offers import offers
 from fleetctl.tui.order import Act, Answer, Handle, Order, Simple, Start, Wrong, parse_order
 from fleetctl.tui.palette import after, choose, chosen
 from fleetctl.tui.pane import Pane

@@ -1,4 +1,4 @@
-"""What every type of the API is: an answer (`Wire`) or a request (`Body`)."""
+"""What every type of the API is: an answer (`Wire`) or a request (`Body`); and the answer to what went wrong."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ class Body(BaseModel):
     """A request; an unknown key is refused."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+class Problem(Wire):
+    """Every error answer of the controller."""
+
+    error: str
+    remedy: str | None = None
+    exit_code: int = 1

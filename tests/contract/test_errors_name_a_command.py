@@ -12,7 +12,7 @@ import pytest
 from fleetctl.cli.app import run
 from fleetctl.cli.examples import EXAMPLES
 from fleetctl.cli.remedy import names_command, with_command
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 from runbooks.verbs import VERBS
 from tests.contract.test_named_commands import IN_PROSE, why_not
 from tests.fixtures.cockpit import make_node

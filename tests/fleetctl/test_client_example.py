@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fleetctl.wire.base import Problem
 from fleetctl.wire.gpu import Gpu
 from fleetctl.wire.node import NodePhase
-from fleetctl.wire.problem import Problem
 from fleetctl.wire.run import RunStatus
 from tests.fixtures import ROOT
 from tests.fixtures.cockpit import make_node, make_run

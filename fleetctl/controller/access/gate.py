@@ -16,8 +16,8 @@ from fleetctl.controller.access.rate_limits import RateLimits
 from fleetctl.controller.access.tokens import LOCAL, Tokens
 from fleetctl.controller.audit import CALLER
 from fleetctl.controller.records import Records
+from fleetctl.wire.base import Problem
 from fleetctl.wire.identity import TokenRole
-from fleetctl.wire.problem import Problem
 
 OPEN_PATHS = frozenset({"/health/live", "/health/leader", "/metrics"})
 WEBHOOK = "webhook"  # what the audit calls these credentials

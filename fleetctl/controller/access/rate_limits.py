@@ -18,7 +18,7 @@ from fleetctl.controller.access.identity import Identity
 from fleetctl.controller.access.tokens import LOCAL
 from fleetctl.controller.records import Records
 from fleetctl.settings.controller import RateLimitSettings
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from fleetctl.kit.clock import Clock
 from fleetctl.kit.errors import BadInputError, FleetctlError, UnreachableError
 from fleetctl.settings.alertmanager import WebhookSettings
 from fleetctl.wire.alertmanager import WebhookState
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from fleetctl.kit.errors import BadInputError
 from fleetctl.settings.remote import Credentials
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 
 log = structlog.get_logger()
 

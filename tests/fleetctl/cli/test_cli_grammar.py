@@ -21,8 +21,8 @@ from fleetctl.cli.explain import docs_of, first_line
 from fleetctl.cli.kinds import MODELS, Kind
 from fleetctl.cli.lifecycle import other_size
 from fleetctl.wire.alert import Alert, AlertState
+from fleetctl.wire.base import Problem
 from fleetctl.wire.node import NodePhase
-from fleetctl.wire.problem import Problem
 from fleetctl.wire.timeline import TimelineEntry
 from tests.fixtures import ROOT
 from tests.fixtures.cockpit import make_incident, make_node, make_run

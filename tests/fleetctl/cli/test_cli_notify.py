@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleetctl.cli.app import run
+from fleetctl.wire.base import Problem
 from fleetctl.wire.notification import Notification, NotificationState, Receiver
-from fleetctl.wire.problem import Problem
 from tests.fixtures.recorded_controller import RecordedController, recorded_controller
 
 Typed = Callable[..., tuple[int, str, str]]

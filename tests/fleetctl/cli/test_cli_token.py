@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetctl.cli.app import run
+from fleetctl.wire.base import Problem
 from fleetctl.wire.identity import MadeToken, TokenInfo, TokenRole
-from fleetctl.wire.problem import Problem
 from tests.fixtures.recorded_controller import recorded_controller
 
 NOW = 1_800_000_000.0

@@ -9,7 +9,7 @@ import pytest
 
 from fleetctl.cli.cockpit_shell import CockpitShell
 from fleetctl.cli.context import Context
-from fleetctl.wire.problem import Problem
+from fleetctl.wire.base import Problem
 from tests.fixtures.cockpit import make_node
 from tests.fixtures.controller import until
 from tests.fixtures.recorded_controller import recorded_controller
